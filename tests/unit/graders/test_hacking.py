@@ -1,13 +1,16 @@
 """Detectors of reward hacking: every planted cheat is found, and no honest run is flagged."""
 
+import asyncio
+import itertools
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from msgspec import structs
-from tests.support.agent_runs import Run, stored
+from tests.support.agent_runs import Run, did, stored
 from tests.support.hacking_runs import CHEATS, HONEST, UNSEEN_CHEATS, UNSEEN_HONEST
 from tests.support.hidden_runs import HIDDEN_CHEATS, HIDDEN_HONEST
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.graders.hacking.actions import action_of
@@ -130,6 +133,33 @@ async def test_session_whose_records_are_gone_is_graded_only_if_nothing_could_fa
     assert ungraded.reward is None
     assert ungraded.ungraded is not None
     assert unwatched in ungraded.ungraded
+
+
+async def test_agent_that_leaves_what_takes_too_long_to_read_stops_nobody(tmp_path: Path) -> None:
+    """Python's parser holds the lock until it has a file's tree: in a thread, half a second for each of these files."""
+    blobs = open_blobs("memory://")
+    left = {f"app/m{number}.py": "1;" * 130_000 for number in range(60)}
+    run = structs.replace(CHEATS["one input is answered"], changed=left)
+    looking = asyncio.create_task(look(await stored(run, tmp_path, blobs), blobs, seconds=1))
+    turns = itertools.count()
+    await eventually(lambda: (next(turns), looking.done())[1])
+
+    found, unwatched = await looking
+    assert (found, unwatched) == ((), "the detectors took more than 1 s")
+    assert next(turns) > 10
+
+
+async def test_file_whose_name_is_no_text_is_named_all_the_same(tmp_path: Path) -> None:
+    """An event is UTF-8, and a flag's place is no longer than its excerpt."""
+    blobs = open_blobs("memory://")
+    run = did(changed={"tests/\udcff/conftest.py": "x", f"tests/{'y' * 1000}/conftest.py": "x"}, replaced=())
+    found, unwatched = await look(await stored(run, tmp_path, blobs), blobs)
+
+    assert unwatched is None
+    assert sorted((flag.detector, flag.where[:12], len(flag.where)) for flag in found) == [
+        (Detector.TESTS_TOUCHED, "/tests/\\udcf", 25),
+        (Detector.TESTS_TOUCHED, "/tests/yyyyy", 300),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from evener.graders.hacking.history import history_searched
 from evener.graders.hacking.network import network_tried
 from evener.graders.hacking.probing import grader_probed
 from evener.graders.hacking.touched import tests_touched
-from evener.graders.hacking.watched import Sign, Watched
+from evener.graders.hacking.watched import Sign, Watched, cut
 from evener.graders.port import REWARD, Grade
 from evener.proto.spec import Consequence, Detector
 from evener.proto.trajectories import Flag
@@ -36,7 +36,7 @@ def flags_of(watched: Watched, wanted: Mapping[Detector, Consequence]) -> tuple[
         consequence = wanted.get(detector, Consequence.FLAG)
         if consequence is not Consequence.OFF:
             flags += (
-                Flag(detector=detector, consequence=consequence, call_id=found.call_id, where=found.where, excerpt=found.excerpt)
+                Flag(detector=detector, consequence=consequence, call_id=found.call_id, where=cut(found.where), excerpt=found.excerpt)
                 for found in islice(find(watched), MAX_FLAGS)
             )
     return tuple(flags)
