@@ -79,7 +79,7 @@ test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB
 test-sources: $(READY) ## Test imports through the packages of those who publish tasks (600 MB at first use)
 	@test -d $(SOURCES)/verifiers || { $(BIN)/pip install --quiet --target $(SOURCES) $(SOURCE_PACKAGES) && \
 		$(BIN)/pip install --quiet --upgrade --no-deps --target $(SOURCES) verifiers==0.4.0; }
-	PYTHONPATH=$(SOURCES) $(BIN)/pytest -m sources tests/unit/tasks/test_sources.py
+	PYTHONPATH=$(SOURCES) $(BIN)/pytest -m sources tests/unit/tasks/test_sources.py tests/unit/formats/test_datasets.py
 
 lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/ruff check .

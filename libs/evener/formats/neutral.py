@@ -1,6 +1,7 @@
 """The neutral row, which holds everything that a trainer's format needs. Each format is a pure function of neutral rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Final, TypedDict
 
@@ -63,8 +64,16 @@ class NeutralRow(TypedDict):
     """The reward of each of the branch's calls: `call_rewards[call_of]` are those of its sampled tokens. NaN: the grader gave it none."""
     prompt_len: int
     """The number of tokens before the first sampled one, which is where the response begins."""
+    session_tokens: int
+    """The number of tokens that all rows of the session train: the session's weight in a loss that is a mean over tokens."""
     reward: float | None
     """The reward of the session, the same in all its rows. None: a recording that nobody graded."""
+    group_sessions: int | None
+    """The number of sessions of the group whose rewards count: those without a row too. None: the session was exported alone."""
+    group_mean: float | None
+    """The mean of those rewards. None: there is none, or the session was exported alone."""
+    group_deviation: float | None
+    """Their (population) standard deviation. None: as `group_mean`."""
     rewards: dict[str, float]
     """All numbers that the session's grader named."""
     flags: list[str]
@@ -89,17 +98,38 @@ def neutral_rows(group: GroupMerged, regrades: Mapping[str, str] = NO_REGRADES) 
 
     `regrades`: the name of the regrade whose reward a session has. Raises TypeError if the group's blobs were not fetched.
     """
-    delivered = (member.scored for member in group.members if member.excluded is None)
-    return [row for scored in delivered if scored is not None for row in session_rows(scored, regrades)]
+    delivered = [member.scored for member in group.members if member.excluded is None and member.scored is not None]
+    rewards = [scored.reward for scored in delivered if scored.reward is not None]
+    return [row for scored in delivered for row in session_rows(scored, regrades, rewards)]
 
 
-def session_rows(scored: TrajectoryScored, regrades: Mapping[str, str] = NO_REGRADES) -> list[NeutralRow]:
-    """Return the rows of one session, graded or not. Raises TypeError if its blobs were not fetched."""
+def session_rows(
+    scored: TrajectoryScored, regrades: Mapping[str, str] = NO_REGRADES, rewards: Sequence[float] | None = None
+) -> list[NeutralRow]:
+    """Return the rows of one session, graded or not. Raises TypeError if its blobs were not fetched.
+
+    `rewards`: those of its group's sessions. None: the session stands alone.
+    """
+    counts = _Counts(
+        session_tokens=sum(int(uint8s(row.loss_mask).sum()) for row in scored.trajectory.rows),
+        group_sessions=None if rewards is None else len(rewards),
+        group_mean=fmean(rewards) if rewards else None,
+        group_deviation=pstdev(rewards) if rewards else None,
+    )
     regrade = regrades.get(scored.trajectory.session_id, "")
-    return [_row(scored, row, index, regrade) for index, row in enumerate(scored.trajectory.rows)]
+    return [_row(scored, row, index, regrade, counts) for index, row in enumerate(scored.trajectory.rows)]
 
 
-def _row(scored: TrajectoryScored, row: Row, index: int, regrade: str) -> NeutralRow:
+class _Counts(TypedDict):
+    """What all rows of a session have in common."""
+
+    session_tokens: int
+    group_sessions: int | None
+    group_mean: float | None
+    group_deviation: float | None
+
+
+def _row(scored: TrajectoryScored, row: Row, index: int, regrade: str, counts: _Counts) -> NeutralRow:
     trajectory = scored.trajectory
     spec = trajectory.spec
     return NeutralRow(
@@ -120,6 +150,7 @@ def _row(scored: TrajectoryScored, row: Row, index: int, regrade: str) -> Neutra
         call_rewards=np.array([scored.call_rewards.get(call, np.nan) for call in row.calls], dtype=np.float32),
         prompt_len=row.prompt_length,
         reward=scored.reward,
+        **counts,
         rewards=scored.rewards,
         flags=sorted({flag.detector.value for flag in scored.flags}),
         regrade=regrade,

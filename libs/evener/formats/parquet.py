@@ -1,9 +1,10 @@
 """Writes neutral rows as Parquet: one row group per group, arrays as lists. Needs the extra `parquet`.
 
 The columns are the fields of `NeutralRow`: `ids`, `versions`, `call_of` list<int32>; `loss_mask` list<uint8>; `logprobs` list<float> (NaN
-where not sampled), `call_rewards` list<float> (NaN where a call has none); `rewards` map<string, double>; `flags` list<string>;
-`branch_index`, `n_branches`, `prompt_len` int32; `reward`, `temperature` double; `truncated` bool; all others are strings. `reward` is null
-if nobody graded the session. Hugging Face `datasets` reads the file as it is.
+where not sampled), `call_rewards` list<float> (NaN where a call has none); `rewards` list<struct<name: string, value: double>>; `flags`
+list<string>; `branch_index`, `n_branches`, `prompt_len`, `session_tokens`, `group_sessions` int32; `reward`, `group_mean`,
+`group_deviation`, `temperature` double; `truncated` bool; all others are strings. `reward` is null if nobody graded the session. Hugging
+Face `datasets` reads the file as it is, which is why no column is a map.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,13 +30,17 @@ COLUMN_TYPES: Final = {
     "branch_index": "int32",
     "n_branches": "int32",
     "prompt_len": "int32",
+    "session_tokens": "int32",
     "reward": "float64",
+    "group_sessions": "int32",
+    "group_mean": "float64",
+    "group_deviation": "float64",
     "truncated": "bool_",
     "temperature": "float64",
 }
 
 
-NULLABLE: Final = frozenset({"reward"})
+NULLABLE: Final = frozenset({"reward", "group_sessions", "group_mean", "group_deviation"})
 
 
 class ParquetMissing(EvenerError):
@@ -75,7 +80,7 @@ def schema() -> "pa.Schema":
         if name in ARRAYS:
             return pa.list_(getattr(pa, ARRAYS[name])())
         if name == "rewards":
-            return pa.map_(pa.string(), pa.float64())
+            return pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
         if name == "flags":
             return pa.list_(pa.string())
         return getattr(pa, COLUMN_TYPES[name])() if name in COLUMN_TYPES else pa.string()
@@ -87,7 +92,7 @@ def table(rows: list[NeutralRow]) -> "pa.Table":
     """Return rows as a table of this schema."""
     import pyarrow as pa  # noqa: PLC0415 - an extra, and slow to import
 
-    plain = [{**row, "rewards": list(row["rewards"].items())} for row in rows]
+    plain = [{**row, "rewards": [{"name": name, "value": value} for name, value in row["rewards"].items()]} for row in rows]
     return pa.Table.from_pylist(plain, schema=schema())
 
 

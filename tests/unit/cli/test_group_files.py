@@ -1,11 +1,15 @@
 """The rows that an export writes, and its message about those that it omits."""
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from tests.support.trainer_groups import several_rows, single_rows
 
-from evener.cli.group_files import Exported, NotWritten, check_folder
+from evener.cli.group_files import Exported, NotWritten, check_folder, write_groups
 
 
 def exported(**given: Any) -> Exported:
@@ -49,3 +53,15 @@ def test_refused_groups_are_described_three_times_and_counted() -> None:
         *(f"group g{number} is not in the file: Why." for number in range(3)),
         "5 of 9 groups were refused; the result names all",
     ]
+
+
+def test_groups_are_written_as_a_trainer_takes_them(tmp_path: Path) -> None:
+    """The group that it would train wrongly is named, and the others are written."""
+    taken, refused = structs.replace(single_rows(), group_id="one"), structs.replace(several_rows(), group_id="three")
+    written = asyncio.run(write_groups(tmp_path / "rows.jsonl", "trl", [taken, refused]))
+
+    (record,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert record["evener_reward"] == [1.0, 0.0, 0.5, 0.25]
+    assert written.rows == 4
+    assert [(name, why.partition(".")[0]) for name, why in written.refused.items()] == [("three", "session task")]
+    assert "has 3 rows" in written.refused["three"]

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 from tests.support.builders import built, ended, group, scored
+from tests.support.trainer_groups import several_rows, with_rowless
 
 from evener.cli.group_files import NotWritten, write_groups
 from evener.formats import jsonl, parquet
-from evener.formats.neutral import neutral_rows
+from evener.formats.neutral import neutral_rows, session_rows
 from evener.proto.blobs import BlobRef
 from evener.proto.reasons import TerminationReason
 from evener.proto.trajectories import GroupMerged, TrajectoryScored
@@ -47,6 +49,22 @@ def test_siblings_share_their_session() -> None:
         ("fix-the-bug.0", 1, 2),
         ("fix-the-bug.1", 0, 1),
     ]
+
+
+def test_rows_have_the_counts_by_which_a_loss_is_normalised() -> None:
+    """Three rows, and one session; a session without a row counts for the mean, which rows alone would not give."""
+    named = {row["rollout_id"]: row for row in neutral_rows(several_rows())}
+    assert [(row["n_branches"], row["session_tokens"]) for row in named.values()] == [(1, 5), (1, 5), (1, 5), (3, 8)]
+
+    rows = neutral_rows(with_rowless((1.0, 0.0, 0.0, 1.0)))
+    assert {(row["group_sessions"], row["group_mean"], row["group_deviation"]) for row in rows} == {(4, 0.5, 0.5)}
+    assert len({row["rollout_id"] for row in rows}) == 3
+
+
+def test_session_that_stands_alone_has_no_group_to_be_compared_with() -> None:
+    (row,) = session_rows(scored(built(index=0, size=2)))
+
+    assert (row["group_sessions"], row["group_mean"], row["group_deviation"]) == (None, None, None)
 
 
 def test_reward_of_a_call_reaches_its_sampled_tokens_in_every_format() -> None:
@@ -110,14 +128,15 @@ def test_parquet_gives_back_what_was_written() -> None:
     for row, back in zip(rows, read, strict=True):
         for name in parquet.ARRAYS:
             np.testing.assert_array_equal(np.array(back[name], dtype=row[name].dtype), row[name])  # type: ignore[literal-required]
-        assert (back["reward"], back["rollout_id"], back["rewards"]) == (row["reward"], row["rollout_id"], [("reward", row["reward"])])
+        assert (back["reward"], back["rollout_id"]) == (row["reward"], row["rollout_id"])
+        assert back["rewards"] == [{"name": "reward", "value": row["reward"]}]
 
 
-def rewarded(reward: object) -> GroupMerged:
+def rewarded(reward: float | None, **rewards: Any) -> GroupMerged:
     event = merged(group((1.0, 0.0)))
     first, *others = event.members
     assert first.scored is not None
-    changed = structs.replace(first, scored=structs.replace(first.scored, reward=reward, rewards={}))
+    changed = structs.replace(first, scored=structs.replace(first.scored, reward=reward, rewards=rewards))
     return structs.replace(event, members=(changed, *others))
 
 
@@ -132,6 +151,6 @@ def test_parquet_holds_recordings_without_a_reward() -> None:
 def test_what_parquet_refuses_is_reported_with_the_file(tmp_path: Path) -> None:
     """In one line; and no half a file is left."""
     with pytest.raises(NotWritten, match=r"cannot write .*rows\.parquet: the rows cannot be written as Parquet: "):
-        asyncio.run(write_groups(tmp_path / "rows.parquet", "parquet", [rewarded("much")]))
+        asyncio.run(write_groups(tmp_path / "rows.parquet", "parquet", [rewarded(1.0, tests="much")]))
 
     assert list(tmp_path.iterdir()) == []
