@@ -3,21 +3,29 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.integration.test_relay import BODY, NONCE, harness
+from tests.integration.test_relay import BODY, LIMITS, NONCE, harness
 from tests.support.careful_client import post_when_told
 from tests.support.frames_gateway import FramesGateway, frames_gateway
+from yarl import URL
 
+from evener.proto.reasons import CallFailure
+from evener.runtime.byte_budget import ByteBudget
 from evener.sandbox_runner.request_body import BODY_THREADS, PARSED_AT_ONCE_BYTES, read_body
 
 KEY = {"authorization": f"Bearer {NONCE}"}
 PART_BYTES = 1 << 14
 LARGE = 8 * PARSED_AT_ONCE_BYTES
+SECONDS = 30.0
+BODY_BYTES = 1 << 20
+CHUNKED = "transfer-encoding: chunked"
+DECLARED = f"content-length: {BODY_BYTES}"
 
 
 @pytest.fixture
@@ -81,8 +89,13 @@ async def test_body_of_a_request_that_is_refused_by_its_head_is_not_asked_for(
 async def test_loop_continues_while_a_large_body_is_joined() -> None:
     """Other harnesses of the machine do not wait for it."""
 
+    limits = msgspec.structs.replace(LIMITS, body_bytes=LARGE)
+
+    async def hold(_size: int) -> None:
+        """There is room."""
+
     async def handle(request: web.Request) -> web.Response:
-        return web.Response(text=str(len(await read_body(request, LARGE))))
+        return web.Response(text=str(len(await read_body(request, limits, hold))))
 
     application, go = web.Application(), threading.Event()
     application.router.add_post("/", handle)
@@ -99,3 +112,57 @@ async def test_loop_continues_while_a_large_body_is_joined() -> None:
         go.set()
         assert await large == str(LARGE)
         await asyncio.gather(*busy)
+
+
+@asynccontextmanager
+async def begun(url: str, length: str, said: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Send a call whose body has begun, and stay."""
+    at = URL(url)
+    reader, writer = await asyncio.open_connection(at.host, at.port)
+    try:
+        first = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {NONCE}\r\n{length}\r\n\r\n"
+        writer.write(first.encode() + said)
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(("length", "said"), [(DECLARED, b""), (CHUNKED, b"%x\r\n%b\r\n" % (BODY_BYTES - 1, b"x" * (BODY_BYTES - 1)))])
+async def test_bodies_that_do_not_come_are_in_the_way_of_their_own_session_alone(gateway: FramesGateway, length: str, said: bytes) -> None:
+    """Eight such requests took all room of a runner, for as long as their agent wanted."""
+    bodies = ByteBudget(8 * BODY_BYTES, shares=4)
+    async with (
+        harness(gateway, bodies=bodies, body_bytes=BODY_BYTES) as idle,
+        harness(gateway, bodies=bodies, body_bytes=BODY_BYTES, admission_seconds=1.0) as other,
+        AsyncExitStack() as stack,
+    ):
+        for _ in range(10):
+            await stack.enter_async_context(begun(idle.url, length, said))
+        await idle.clock_stands()
+        async with asyncio.timeout(SECONDS):
+            assert [await other.text() for _ in range(3)] == ["hello"] * 3
+        async with other.http.post(f"{other.url}/v1/chat/completions", data=in_parts(body_of(BODY_BYTES // 2)), headers=KEY) as answer:
+            assert answer.status == 200
+        assert other.report.failures == ()
+
+
+@pytest.mark.parametrize("length", [DECLARED, CHUNKED])
+@pytest.mark.parametrize("drips", [False, True])
+async def test_body_that_does_not_come_in_time_is_refused_as_its_harnesss(gateway: FramesGateway, length: str, *, drips: bool) -> None:
+    """Whether it stops or goes on byte by byte. What it held is free."""
+    bodies = ByteBudget(BODY_BYTES)
+    async with (
+        harness(gateway, bodies=bodies, body_bytes=BODY_BYTES, body_seconds=0.5) as agent,
+        begun(agent.url, length) as (reader, writer),
+        asyncio.timeout(SECONDS),
+    ):
+        answering = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        while drips and not answering.done():
+            writer.write(b"1\r\n{\r\n" if length == CHUNKED else b"{")
+            await asyncio.wait([answering], timeout=0.05)
+        assert (await answering).startswith(b"HTTP/1.1 408 ")
+        [failures] = agent.report.failures
+        assert (failures.reason, agent.report.unanswered) == (CallFailure.MALFORMED, None)
+        assert await agent.text() == "hello"
+        await bodies.share().take(BODY_BYTES)

@@ -136,16 +136,16 @@ async def test_body_for_which_there_is_no_room_is_waited_for_unread(gateway: Fra
 
 
 async def test_body_that_waits_for_room_too_long_is_refused_as_ours(gateway: FramesGateway) -> None:
-    bodies = ByteBudget(10)
-    await bodies.take(10)
+    bodies = ByteBudget(10, shares=2)
+    await bodies.share().take(10)
     async with harness(gateway, bodies=bodies, admission_seconds=0.01) as agent, agent.post() as response:
         assert response.status == 503
         assert agent.report.unanswered is CallFailure.OVERLOADED
 
 
 async def test_harness_that_leaves_a_body_that_waits_for_room_may_have_left_for_that(gateway: FramesGateway) -> None:
-    bodies = ByteBudget(10)
-    held_bytes = await bodies.take(10)
+    bodies = ByteBudget(10, shares=2)
+    held_bytes = await bodies.share().take(10)
     async with harness(gateway, bodies=bodies, in_vain_seconds=0.0) as agent:
         leaving = asyncio.create_task(agent.text())
         await agent.clock_stands()

@@ -43,7 +43,7 @@ from evener.provider_gateway.partitions import OwnedPartitions
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.threads import READING
-from evener.runtime.byte_budget import ByteBudget, HeldBytes
+from evener.runtime.byte_budget import ByteShare, HeldBytes
 from evener.runtime.faults import point_in_thread
 from evener.runtime.interrupt import Interrupt
 from evener.service.auth import Capability, CapabilityRefused, Secrets, control_route, open_capability
@@ -124,7 +124,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
     secrets: Secrets
     session_lookup_timeout_seconds: float
     admission_timeout_seconds: float
-    bodies: ByteBudget
+    bodies: ByteShare
     """The bytes of bodies that all calls of the gateway may hold together."""
 
     def routes(self) -> list[BaseRoute]:

@@ -101,7 +101,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         secrets=context.secrets,
         session_lookup_timeout_seconds=config.session_lookup_timeout_seconds,
         admission_timeout_seconds=config.admission_timeout_seconds,
-        bodies=ByteBudget(config.bodies_bytes),
+        bodies=ByteBudget(config.bodies_bytes).share(),
     )
 
     async def run() -> None:

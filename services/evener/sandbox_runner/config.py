@@ -37,8 +37,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     body_bytes: Annotated[int, Meta(ge=1024)] = 32 * 1024 * 1024
     """The largest request body that a harness may send."""
     bodies_bytes: Annotated[int, Meta(ge=1024)] = 256 * 1024 * 1024
-    """The bodies of open requests that the runner holds together; each is there up to three times. Further requests wait, at most
-    `admission_seconds`."""
+    """The bodies of open requests that the runner holds together; each is there up to three times. Half of it belongs to the sessions, in
+    equal parts. Of the other half, a session is lent at most as much as it leaves. Further requests wait, at most `admission_seconds`."""
     changes_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
     """The limit of a session's new and changed files together. A session that leaves more keeps none of them and is not graded."""
     changes_entries: Annotated[int, Meta(ge=1)] = 50_000

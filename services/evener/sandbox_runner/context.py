@@ -48,7 +48,7 @@ class RunnerContext(Struct, frozen=True, kw_only=True, eq=False):
     pool: WarmPool
     client: GatewayClient
     bodies: ByteBudget
-    """The bytes of bodies that the relays hold together."""
+    """The bytes of bodies that the relays hold together. Each has a share."""
     recordings: Recordings
     metrics: Metrics
     timings: RunnerTimings

@@ -3,8 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from evener.proto.ids import answer_identity
 from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
 from evener.runtime.byte_budget import ByteBudget
+from evener.runtime.time_limits import stopped
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, TryLost, error_message
 
@@ -34,7 +35,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     keep_alive_seconds: float
     body_bytes: int
     bodies: ByteBudget = field(default_factory=lambda: ByteBudget(sys.maxsize))
-    """The bytes of bodies that all relays of the process may hold together."""
+    """The bytes of bodies that all relays of the process may hold together. Each has a share."""
+    body_seconds: float = 60.0
+    """A body must have come within this time, without the waits for room."""
     in_vain_seconds: float = 1.0
     """A harness that ends for reasons of its own leaves calls that it sent a moment ago: after this time it may have waited in vain."""
     told_seconds: float = 2.0
@@ -105,7 +108,7 @@ class Exchange:
         The time of a handover does not count for the admission.
         """
         if handover:
-            with self._admission_stands():
+            with stopped(self._admission):
                 return await self.patiently(waiting)
         while True:
             try:
@@ -124,16 +127,6 @@ class Exchange:
         now = time.monotonic()
         waits = not self.admitted or now - self._waited_at < self._limits.told_seconds
         return waits and now - self.came_at > self._limits.in_vain_seconds
-
-    @contextmanager
-    def _admission_stands(self) -> Iterator[None]:
-        """Stop the time of the admission in this block."""
-        loop, due = asyncio.get_running_loop(), self._admission.when()
-        began = loop.time()
-        self._admission.reschedule(None)
-        yield
-        if due is not None:
-            self._admission.reschedule(due + loop.time() - began)
 
     async def _within_limits(self) -> Answer:
         admission = self._admission = asyncio.timeout(self._limits.admission_seconds)

@@ -44,12 +44,6 @@ NOT_PASSED_ON: Final = frozenset(
 )
 """Headers that belong to the connection, secrets, and the harness's own traces; `x-evener-*` belongs to Evener."""
 WRONG_KEY: Final = RequestError("this key opens no session here", status=HTTPStatus.UNAUTHORIZED, kind="authentication_error")
-CROWDED: Final = RequestError(
-    "the requests that are open hold too much memory; try again",
-    status=HTTPStatus.SERVICE_UNAVAILABLE,
-    kind="overloaded_error",
-    reason=CallFailure.OVERLOADED,
-)
 HEADERS_TOO_LONG: Final = RequestError(TOO_MUCH, status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 RETRIED_STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses after which a client sends a request again."""
@@ -153,6 +147,7 @@ class Relay:
         self._client = client
         self._clock = clock
         self._limits = limits
+        self._bodies = limits.bodies.share()
         self._metrics = metrics
         self._failed_requests = FailedRequests(opening.retry_header)
         self._disconnects: set[asyncio.Task[None]] = set()
@@ -190,13 +185,10 @@ class Relay:
         headers = headers_bytes(request)
         if headers > MAX_HEADERS_BYTES:
             return self._unread(dialect, HEADERS_TOO_LONG)
-        try:
-            held = await self._room(request, headers)
-        except TimeoutError:
-            return self._unread(dialect, CROWDED)
+        held = self._bodies.hold()
         try:
             try:
-                body = await read_body(request, self._limits.body_bytes)
+                body = await read_body(request, self._limits, lambda size: self._hold(held, size + headers))
             except RequestError as error:
                 return self._unread(dialect, error)
             held.shrink(len(body) + headers)
@@ -204,21 +196,22 @@ class Relay:
         finally:
             held.release()
 
-    async def _room(self, request: web.BaseRequest, headers: int) -> HeldBytes:
-        """Wait until the body may be read, and kept with this many bytes of headers; it is not the agent's time. Raises TimeoutError."""
-        most, began, wait = self._limits.body_bytes, time.monotonic(), object()
-        is_plain = request.content_length is not None and "content-encoding" not in request.headers
-        size = min(request.content_length or 0, most) if is_plain else most
-        self._clock.begin(wait)
+    async def _hold(self, held: HeldBytes, size: int) -> None:
+        """Wait until a request may hold so many bytes; it is not the agent's time. Raises RequestError."""
+        began = time.monotonic()
+        self._clock.begin(held)
         try:
             async with asyncio.timeout(self._limits.admission_seconds):
-                return await self._limits.bodies.take(size + headers)
+                await held.grow(size)
+        except TimeoutError:
+            message, status = "the requests that are open hold too much memory; try again", HTTPStatus.SERVICE_UNAVAILABLE
+            raise RequestError(message, status=status, kind="overloaded_error", reason=CallFailure.OVERLOADED) from None
         except asyncio.CancelledError:
             if time.monotonic() - began > self._limits.in_vain_seconds:
                 self._report.disconnected_in_vain()
             raise
         finally:
-            self._clock.end(wait)
+            self._clock.end(held)
 
     def _unread(self, dialect: Dialect, error: RequestError) -> web.Response:
         """Refuse a request whose body was not read to its end."""

@@ -191,7 +191,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
             bundles=Bundles(Path(config.harness_cache)),
             pool=WarmPool(limits, metrics(context.registry)),
             client=GatewayClient(http, owners),
-            bodies=ByteBudget(config.bodies_bytes),
+            bodies=ByteBudget(config.bodies_bytes, shares=config.capacity),
             recordings=recordings,
             metrics=metrics(context.registry),
             timings=timings,
