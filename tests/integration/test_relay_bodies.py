@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import aiohttp
 import msgspec
@@ -13,10 +13,13 @@ from aiohttp.test_utils import TestServer
 from tests.integration.test_relay import BODY, LIMITS, NONCE, harness
 from tests.support.careful_client import post_when_told
 from tests.support.frames_gateway import FramesGateway, frames_gateway
+from tests.support.loop import turns
+from tests.support.waiting import eventually
 from yarl import URL
 
 from evener.proto.reasons import CallFailure
 from evener.runtime.byte_budget import ByteBudget
+from evener.sandbox_runner.http_server import MAX_HEADERS_BYTES
 from evener.sandbox_runner.request_body import BODY_THREADS, PARSED_AT_ONCE_BYTES, read_body
 
 KEY = {"authorization": f"Bearer {NONCE}"}
@@ -115,12 +118,14 @@ async def test_loop_continues_while_a_large_body_is_joined() -> None:
 
 
 @asynccontextmanager
-async def begun(url: str, length: str, said: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def begun(
+    url: str, length: str, said: bytes = b"", key: str = NONCE
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Send a call whose body has begun, and stay."""
     at = URL(url)
     reader, writer = await asyncio.open_connection(at.host, at.port)
     try:
-        first = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {NONCE}\r\n{length}\r\n\r\n"
+        first = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n{length}\r\n\r\n"
         writer.write(first.encode() + said)
         await writer.drain()
         yield reader, writer
@@ -129,7 +134,7 @@ async def begun(url: str, length: str, said: bytes = b"") -> AsyncIterator[tuple
 
 
 @pytest.mark.parametrize(("length", "said"), [(DECLARED, b""), (CHUNKED, b"%x\r\n%b\r\n" % (BODY_BYTES - 1, b"x" * (BODY_BYTES - 1)))])
-async def test_bodies_that_do_not_come_are_in_the_way_of_their_own_session_alone(gateway: FramesGateway, length: str, said: bytes) -> None:
+async def test_bodies_that_do_not_come_hinder_no_other_session(gateway: FramesGateway, length: str, said: bytes) -> None:
     """Eight such requests took all room of a runner, for as long as their agent wanted."""
     bodies = ByteBudget(8 * BODY_BYTES, shares=4)
     async with (
@@ -166,3 +171,68 @@ async def test_body_that_does_not_come_in_time_is_refused_as_its_harnesss(gatewa
         assert (failures.reason, agent.report.unanswered) == (CallFailure.MALFORMED, None)
         assert await agent.text() == "hello"
         await bodies.share().take(BODY_BYTES)
+
+
+def _trailers(count: int, length: int) -> bytes:
+    return b"0\r\n" + b"".join(b"t%d: %b\r\n" % (number, b"x" * length) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"zz\r\n",
+        b"5\r\nhelloXX\r\n",
+        b"ffffffffffffffffffff\r\n",
+        _trailers(600, 1),
+        b"0\r\nno trailer\r\n\r\n",
+        _trailers(1, 70_000),
+        _trailers(20, 60_000),
+        b"5;" + b"x" * (2 * MAX_HEADERS_BYTES),
+    ],
+    ids=["rubbish", "too long a chunk", "a length", "many trailers", "a bad trailer", "a long trailer", "long trailers", "an extension"],
+)
+async def test_body_that_turns_bad_is_answered_and_its_connection_closed(gateway: FramesGateway, rest: bytes) -> None:
+    """The parser reports the fault behind the request, whose body would never end. Its room was held until the client left."""
+    bodies = ByteBudget(BODY_BYTES)
+    async with (
+        harness(gateway, bodies=bodies, body_bytes=BODY_BYTES) as agent,
+        begun(agent.url, CHUNKED, b"5\r\nhello\r\n") as (reader, writer),
+        asyncio.timeout(SECONDS),
+    ):
+        await turns()
+        said = b""
+        with suppress(ConnectionError):
+            writer.write(rest)
+            await writer.drain()
+            said = await reader.read()
+        if len(rest) < MAX_HEADERS_BYTES:  # or the connection is reset while more is sent, which may take the answer with it
+            assert said.startswith(b"HTTP/1.1 400 ")
+            assert said.count(b"HTTP/1.1 ") == 1
+        await eventually(lambda: agent.report.failures)
+        [failures] = agent.report.failures
+        assert (failures.reason, failures.count) == (CallFailure.MALFORMED, 1)
+        await bodies.share().take(BODY_BYTES)
+        assert await agent.text() == "hello"
+    assert len(gateway.seen) == 1
+
+
+async def test_body_that_turns_bad_after_its_request_was_answered_closes_the_connection(gateway: FramesGateway) -> None:
+    """Nobody reads it any more."""
+    async with (
+        harness(gateway) as agent,
+        begun(agent.url, CHUNKED, b"5\r\nhello\r\n", key="other") as (reader, writer),
+        asyncio.timeout(SECONDS),
+    ):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401 ")
+        writer.write(b"zz\r\n")
+        assert b"HTTP/1.1" not in await reader.read()
+
+
+async def test_trailers_of_a_body_are_passed_over(gateway: FramesGateway) -> None:
+    """They are part of HTTP, and nothing of a call."""
+    body = msgspec.json.encode(BODY)
+    async with harness(gateway) as agent, begun(agent.url, CHUNKED, b"%x\r\n%b\r\n" % (len(body), body)) as (reader, writer):
+        await turns()
+        writer.write(_trailers(20, 1000) + b"\r\n")
+        async with asyncio.timeout(SECONDS):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")

@@ -52,6 +52,10 @@ class HttpServer(web.Server):
         return _Connection(self, self._refuse)
 
 
+class BrokenBody(Exception):
+    """The rest of a request's body cannot be read; the text says why."""
+
+
 class _Connection(web.RequestHandler):
     def __init__(self, server: HttpServer, refuse: Refuse) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **OPTIONS)
@@ -67,17 +71,44 @@ class _Connection(web.RequestHandler):
         """Parse more of the requests. The parser keeps headers until they end, so that those of a request that goes on and on end here."""
         if self._refused:
             return
-        is_head, before = self._body is None or self._body.is_eof(), len(self._messages)
+        body, before = self._open_body(), len(self._messages)
+        came = 0 if body is None else body.total_bytes
         super().data_received(data)
-        if len(self._messages) > before:
+        if len(self._messages) > before and body is not None and not body.is_eof():  # only a fault can come before a body's end
+            fault, _ = self._messages.pop()
+            self._break_body(body, getattr(fault, "message", None) or "")
+        elif len(self._messages) > before:
             self._body = self._messages[-1][1]
             self._head_bytes = 0
             self._head.clear()
-        elif is_head:
+        elif body is not None and body.total_bytes > came:
+            self._head_bytes = 0
+        else:
             self._head_bytes += len(data)
+            self._look(data, body)
+
+    def _open_body(self) -> StreamReader | None:
+        """Return the body that has not ended, if there is one."""
+        return None if self._body is None or self._body.is_eof() else self._body
+
+    def _look(self, data: bytes, body: StreamReader | None) -> None:
+        """Refuse headers, or what follows the last chunk of a body, if there is too much of them."""
+        if body is None:
             self._head += data[: max(0, MAX_LINE_BYTES - len(self._head))]
-            if self._head_bytes > MAX_HEADERS_BYTES:
-                self._break_off()
+        if self._head_bytes <= MAX_HEADERS_BYTES:
+            return
+        if body is None:
+            self._break_off()
+        else:
+            self._break_body(body, TOO_MUCH)
+
+    def _break_body(self, body: StreamReader, fault: str) -> None:
+        """End a body that cannot be read on, and after its answer the connection. The parser would never end it."""
+        self._refused = True
+        if self._messages or self._current_request is not None:
+            body.set_exception(BrokenBody(fault))
+        body.feed_eof()
+        self.close()
 
     def _break_off(self) -> None:
         """Refuse the request whose headers do not end, if no other is being answered, and close the connection."""

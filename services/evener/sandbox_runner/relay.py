@@ -218,7 +218,9 @@ class Relay:
         self._report.failed(error.reason, error.message)
         if error.reason in {CallFailure.CONTEXT_OVERFLOW, CallFailure.OVERLOADED}:
             self._report.unlogged(error.reason)
-        return _refusal(dialect, error)
+        refusal = _refusal(dialect, error)
+        refusal.force_close()
+        return refusal
 
     async def _exchange(self, request: web.BaseRequest, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
         hints = await read_hints(dialect, call.path, call.body)

@@ -14,6 +14,7 @@ from evener.proto.reasons import CallFailure
 from evener.runtime.threads import Threads
 from evener.runtime.time_limits import stopped
 from evener.sandbox_runner.exchange import Limits
+from evener.sandbox_runner.http_server import BrokenBody
 
 HEADER: Final = "content-encoding"
 PLAIN: Final = ("", "identity")
@@ -57,6 +58,8 @@ async def read_body(request: web.BaseRequest, limits: Limits, hold: MakeRoom) ->
     except TimeoutError:
         message = f"the body did not come within {limits.body_seconds:g} seconds"
         raise RequestError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason=CallFailure.MALFORMED) from None
+    except BrokenBody as fault:
+        malformed("", f"the body is not valid HTTP: {fault}")
     if encoding in PLAIN and size <= PARSED_AT_ONCE_BYTES:
         return b"".join(pieces)
     if encoding in INFLATED:
@@ -82,6 +85,8 @@ async def _received(request: web.BaseRequest, max_bytes: int, hold: MakeRoom, li
             pieces[-1] += part
         else:
             pieces.append(bytearray(part))
+    if (fault := request.content.exception()) is not None:  # it came with the last bytes
+        raise fault
     return pieces, size
 
 
