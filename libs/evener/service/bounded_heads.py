@@ -17,31 +17,50 @@ HEAD_REFUSED: Final = (
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """One connection. A request whose headers go on beyond the limit is answered with 431, and the connection closed."""
+    """One connection. A request whose headers go on beyond the limit is answered with 431, and the connection closed.
+
+    Trailers, which follow the last chunk of a body, are dropped. The connection is closed if they go on beyond the limit.
+    """
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
         self._came = 0
         """The size of the piece that is being parsed."""
         self._in_head = False
-        self._head_bytes = 0
+        self._unread_bytes = 0
+        """What has come since a request began, or since the last bytes of its body."""
 
     def data_received(self, data: bytes) -> None:
         """Parse more of the requests."""
         self._came = len(data)
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._unread_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(HEAD_REFUSED)
+        if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._in_head:
+                self.transport.write(HEAD_REFUSED)
             self.transport.close()
 
     def on_message_begin(self) -> None:
         """Begin a request, somewhere in the piece."""
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, self._came
+        self._in_head, self._unread_bytes = True, self._came
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. The base class would take a trailer for one."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin the request's body."""
-        self._in_head = False
+        self._in_head, self._unread_bytes = False, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._unread_bytes = 0
+        super().on_message_complete()

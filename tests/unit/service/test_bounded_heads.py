@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -54,3 +55,23 @@ async def test_long_bodies_and_further_requests_are_not_taken_for_headers() -> N
 
     assert said.count(b"HTTP/1.1 200 OK") == 3
     assert said.count(b" %d" % len(body)) >= 3
+
+
+async def test_trailers_are_dropped() -> None:
+    """The application sees the headers as they were."""
+    body = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n0\r\n"
+    plain = await exchanged(HEAD + body + b"\r\n")
+    assert plain.startswith(b"HTTP/1.1 200 OK")
+    for trailers in (b"a: b\r\nexpect: 100-continue\r\n", b"".join(b"t%d: %b\r\n" % (number, b"y" * 1000) for number in range(50))):
+        said = await exchanged(HEAD + body, trailers, b"\r\n")
+        assert said.partition(b"\r\n\r\n")[2] == plain.partition(b"\r\n\r\n")[2]
+
+
+async def test_trailers_beyond_the_limit_end_the_connection() -> None:
+    """They took as much memory as they were long, before anything was authorized; a single one that never ends, too."""
+    many = [f"x-{number}: {'y' * LONG}\r\n".encode() for number in range(100)]
+    for trailers in (many, [b"x: ", *[b"y" * LONG] * len(many)]):
+        said = b""
+        with suppress(ConnectionError):  # it sends on
+            said = await exchanged(HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n", *trailers)
+        assert said == b""
