@@ -25,6 +25,7 @@ from evener.tokens.rows import digest
 
 LIMITED = {
     TerminationReason.AGENT_TIME: (Budgets(agent_seconds=300), "limit: 300 s on the agent's clock"),
+    TerminationReason.WALL_TIME: (Budgets(wall_seconds=600), "limit: 600 s since its harness was started"),
     TerminationReason.TOKEN_BUDGET: (Budgets(tokens=4096), "limit: 4096 sampled tokens"),
     TerminationReason.CALL_BUDGET: (Budgets(calls=20), "limit: 20 calls"),
     TerminationReason.TURN_BUDGET: (Budgets(turns=10), "limit: 10 turns"),
@@ -39,7 +40,7 @@ LIMITED = {
 async def test_budget_that_ended_a_session_is_in_its_trajectory_the_metrics_and_show(tmp_path: Path, end: TerminationReason) -> None:
     budgets, told = LIMITED[end]
     spec = alone("a", budgets=budgets)
-    cause = ExitCause.AGENT_TIME if end is TerminationReason.AGENT_TIME else ExitCause.EXITED
+    cause = ExitCause(end.value) if end in {TerminationReason.AGENT_TIME, TerminationReason.WALL_TIME} else ExitCause.EXITED
     now = time.time()
     events: tuple[Event, ...] = (started("a", spec, at=now), exited("a", cause=cause), sealed("a", end, at=now, rows_digest=digest(())))
     async with open_parts(tmp_path, partitions=1) as context:

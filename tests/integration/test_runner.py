@@ -314,6 +314,17 @@ async def test_the_agents_time_ends_the_harness_and_keeps_its_work(tmp_path: Pat
         assert b.gateway.disconnected == [b.gateway.seen[-1].request_id]
 
 
+async def test_wall_time_ends_the_harness_that_only_waits_and_keeps_its_work(tmp_path: Path) -> None:
+    """The agent's clock stands still meanwhile."""
+    async with bench(tmp_path) as b:
+        b.gateway.script = [reply(tool=("write_file", {"path": "a", "content": "x"})), reply("y", waits=600.0)]
+        await b.dispatch(budgets=Budgets(agent_seconds=300.0, wall_seconds=AGENT_SECONDS))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.WALL_TIME
+        assert await b.changed(exited) == {"app/a": b"x"}
+
+
 async def test_waits_do_not_spend_the_agents_time(tmp_path: Path) -> None:
     """A weight update that takes longer than the whole budget."""
     async with bench(tmp_path) as b:

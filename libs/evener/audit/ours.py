@@ -16,6 +16,7 @@ AGENTS_ENDS: Final = frozenset(
         TerminationReason.FINISHED,
         TerminationReason.HARNESS_FAILED,
         TerminationReason.AGENT_TIME,
+        TerminationReason.WALL_TIME,
         TerminationReason.TOKEN_BUDGET,
         TerminationReason.CALL_BUDGET,
         TerminationReason.TURN_BUDGET,

@@ -17,6 +17,7 @@ from evener.proto.trajectories import GroupMerged, Row, TrajectoryScored
 CUT_SHORT: Final = frozenset(
     {
         TerminationReason.AGENT_TIME,
+        TerminationReason.WALL_TIME,
         TerminationReason.TOKEN_BUDGET,
         TerminationReason.CALL_BUDGET,
         TerminationReason.TURN_BUDGET,

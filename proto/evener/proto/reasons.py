@@ -17,6 +17,8 @@ class ExitCause(StrEnum):
     """The process exited by itself. Its exit code is recorded."""
     AGENT_TIME = "agent_time"
     """The agent's clock ran out, and the runner ended the process."""
+    WALL_TIME = "wall_time"
+    """The attempt took as long as it may, waits included, and the runner ended the process."""
     NO_START = "no_start"
     """The harness could not be started, for a reason that another attempt would meet again (harness missing, bad configuration)."""
     CANCELLED = "cancelled"
@@ -71,6 +73,7 @@ class TerminationReason(StrEnum):
     HARNESS_FAILED = "harness_failed"
     """The harness exited with another code, and no infrastructure fault explains it."""
     AGENT_TIME = "agent_time"
+    WALL_TIME = "wall_time"
     TOKEN_BUDGET = "token_budget"
     CALL_BUDGET = "call_budget"
     TURN_BUDGET = "turn_budget"
@@ -109,6 +112,7 @@ END_POLICY: Final[dict[TerminationReason, EndPolicy]] = {
     TerminationReason.FINISHED: GRADED,
     TerminationReason.HARNESS_FAILED: GRADED,
     TerminationReason.AGENT_TIME: GRADED,
+    TerminationReason.WALL_TIME: GRADED,
     TerminationReason.TOKEN_BUDGET: GRADED,
     TerminationReason.CALL_BUDGET: GRADED,
     TerminationReason.TURN_BUDGET: GRADED,
@@ -193,4 +197,6 @@ def termination_of(
         return TerminationReason.CONTEXT_OVERFLOW
     if cause is ExitCause.AGENT_TIME:
         return TerminationReason.AGENT_TIME
+    if cause is ExitCause.WALL_TIME:
+        return TerminationReason.WALL_TIME
     return TerminationReason.FINISHED if exit_code == 0 else TerminationReason.HARNESS_FAILED

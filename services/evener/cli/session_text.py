@@ -19,6 +19,7 @@ ROLE_COLOURS = {"system": "magenta", "developer": "magenta", "user": "cyan", "as
 
 LIMITS: Final = {
     TerminationReason.AGENT_TIME: ("agent_seconds", "s on the agent's clock"),
+    TerminationReason.WALL_TIME: ("wall_seconds", "s since its harness was started"),
     TerminationReason.TOKEN_BUDGET: ("tokens", "sampled tokens"),
     TerminationReason.CALL_BUDGET: ("calls", "calls"),
     TerminationReason.TURN_BUDGET: ("turns", "turns"),

@@ -259,17 +259,26 @@ class AttemptRun:
     async def _watch(self, exiting: Coroutine[Any, Any, T], clock: AgentClock, limit: float | None) -> tuple[T | None, ExitCause]:
         """Wait for the exit, or return None and what ended the attempt before it."""
         exited = asyncio.create_task(exiting)
-        timer = asyncio.create_task(_spent(clock, limit))
-        watched: set[asyncio.Future[Any]] = {exited, timer, self._ending}
+        limits = {asyncio.create_task(_spent(clock, limit)): ExitCause.AGENT_TIME, asyncio.create_task(self._over()): ExitCause.WALL_TIME}
+        watched: set[asyncio.Future[Any]] = {exited, *limits, self._ending}
         try:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 return exited.result(), ExitCause.EXITED
-            return None, self._ending.result() if self._ending.done() else ExitCause.AGENT_TIME
+            if self._ending.done():
+                return None, self._ending.result()
+            return None, next(cause for timer, cause in limits.items() if timer.done())
         finally:
-            for task in (exited, timer):
+            for task in (exited, *limits):
                 task.cancel()
-            await asyncio.gather(exited, timer, return_exceptions=True)
+            await asyncio.gather(exited, *limits, return_exceptions=True)
+
+    async def _over(self) -> None:
+        """Wait until the attempt has taken as long as it may, since its harness was started first."""
+        if (limit := self._spec.budgets.wall_seconds) is None or self._running_since is None:
+            await asyncio.Event().wait()
+        else:
+            await asyncio.sleep(self._running_since + limit - time.monotonic())
 
     async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes, prefix: str) -> None:
         """Keep what the harness left. Raises BlobError, and SandboxError if the sandbox cannot be read: another attempt may keep its work.

@@ -19,6 +19,7 @@ ENDS = st.sampled_from(
         TerminationReason.FINISHED,
         TerminationReason.FINISHED,
         TerminationReason.AGENT_TIME,
+        TerminationReason.WALL_TIME,
         TerminationReason.CANCELLED,
         TerminationReason.NO_START,
     ]

@@ -42,7 +42,9 @@ def test_end_by_a_fault_of_ours_is_neither_graded_nor_trained(end: TerminationRe
 
 
 @pytest.mark.parametrize("failure", CallFailure)
-@pytest.mark.parametrize(("cause", "code"), list(itertools.product((ExitCause.EXITED, ExitCause.AGENT_TIME), (0, 1, None))))
+@pytest.mark.parametrize(
+    ("cause", "code"), list(itertools.product((ExitCause.EXITED, ExitCause.AGENT_TIME, ExitCause.WALL_TIME), (0, 1, None)))
+)
 def test_no_exit_makes_a_fault_of_ours_the_agents(failure: CallFailure, cause: ExitCause, code: int | None) -> None:
     """As the last call's failure, and as one that the harness got over."""
     last = termination_of(cause, code, failure, None, {failure})
