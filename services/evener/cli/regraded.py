@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from evener.cli.errors import Usage
 from evener.proto.reasons import ExclusionReason
-from evener.proto.trajectories import GroupMerged, GroupOutcome, Member
+from evener.proto.trajectories import Flag, GroupMerged, GroupOutcome, Member
 
 
 class Regraded(Struct, frozen=True, kw_only=True):
@@ -23,6 +23,8 @@ class Regraded(Struct, frozen=True, kw_only=True):
     call_rewards: dict[str, float] = {}
     ungraded: str | None = None
     grader: str
+    flags: tuple[Flag, ...] | None = None
+    """The signs of reward hacking that count now. None: an older version printed this."""
 
 
 _lines: Final = msgspec.json.Decoder(Regraded)
@@ -55,4 +57,5 @@ def _regraded(member: Member, scores: Mapping[str, Regraded]) -> Member:
     if score.reward is None:
         return structs.replace(member, reward=None, excluded=member.excluded or ExclusionReason.UNGRADED)
     fields = {"reward": score.reward, "rewards": score.rewards, "call_rewards": score.call_rewards, "grader": score.grader}
-    return structs.replace(member, reward=score.reward, scored=structs.replace(member.scored, **fields))
+    flags = member.scored.flags if score.flags is None else score.flags
+    return structs.replace(member, reward=score.reward, scored=structs.replace(member.scored, **fields, flags=flags))

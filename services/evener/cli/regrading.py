@@ -3,6 +3,7 @@
 import asyncio
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,14 @@ from evener.client.errors import ClientError, Unavailable
 from evener.client.session_views import Score
 from evener.graders.config import Endpoint
 from evener.graders.hacking.detect import after_flags, weighed
+from evener.graders.hacking.look import look
 from evener.graders.port import Allowed, Grade, GraderError, GraderRefused, GradingContext
 from evener.graders.registry import grader_for
 from evener.proto.errors import ConfigError
 from evener.proto.ids import session_of
 from evener.proto.prepared import Converter
-from evener.proto.spec import GraderSpec, TaskRef
-from evener.proto.trajectories import TrajectoryBuilt
+from evener.proto.spec import Consequence, Detector, GraderSpec, TaskRef
+from evener.proto.trajectories import Flag, TrajectoryBuilt
 from evener.runtime.folders import temporary_folder
 from evener.sandboxes.config import SandboxesConfig
 from evener.sandboxes.port import Sandboxes
@@ -35,6 +37,7 @@ from evener.tasks.directory import load
 from evener.tasks.grader_table import seen_by_judge
 from evener.tasks.pack import Packed, pack
 
+Hacking = Mapping[Detector, Consequence]
 RUNS_TESTS: Final = frozenset({"harbor", "python", "test_log"})
 """The graders that run programs in a sandbox."""
 
@@ -99,9 +102,10 @@ class Regrader:
             except (BlobError, ClientError) as error:
                 ungraded = str(error)
         known = await self._known(session_id)
-        if grade is not None and known is not None:
-            hacking = trajectory.spec.grader.hacking or view.trajectory.spec.grader.hacking
-            grade = after_flags(grade, weighed(known.flags, hacking), known.unwatched, hacking)
+        hacking = trajectory.spec.grader.hacking or view.trajectory.spec.grader.hacking
+        flags, unwatched = await self._flags(trajectory, blobs, known, view.trajectory.spec.grader.hacking, hacking)
+        if grade is not None:
+            grade = after_flags(grade, flags, unwatched, hacking)
         return Regraded(
             session_id=session_id,
             before=None if known is None else known.reward,
@@ -110,7 +114,30 @@ class Regrader:
             call_rewards={} if grade is None else grade.call_rewards,
             ungraded=ungraded if grade is None else grade.ungraded,
             grader=trajectory.spec.grader.name,
+            flags=flags,
         )
+
+    async def _flags(
+        self, trajectory: TrajectoryBuilt, blobs: Blobs, known: Score | None, before: Hacking, now: Hacking
+    ) -> tuple[tuple[Flag, ...], str | None]:
+        """Return the signs of reward hacking, and why not all could be looked at.
+
+        They are the recorded ones with their consequences of now, and what detectors find that have not looked: they were off before, or
+        nothing is recorded.
+        """
+        recorded = () if known is None else weighed(known.flags, now)
+        unwatched = None if known is None else known.unwatched
+        off = Consequence.OFF
+        new = [one for one in Detector if now.get(one) is not off and (known is None or before.get(one) is off)]
+        if not new:
+            return recorded, unwatched
+        only = {one: now.get(one, Consequence.FLAG) if one in new else off for one in Detector}
+        if trajectory.records is not None:
+            with suppress(ClientError):  # then it could not look at them, and says so
+                await blobs.put(await self._client.get_blob(trajectory.records))
+        grader = structs.replace(trajectory.spec.grader, hacking=only)
+        looked, problem = await look(structs.replace(trajectory, spec=structs.replace(trajectory.spec, grader=grader)), blobs)
+        return (*recorded, *looked), problem or unwatched
 
     async def _graded(self, trajectory: TrajectoryBuilt, blobs: Blobs, name: str) -> Grade:
         sandboxes = self._sandboxes.get(trajectory.spec.harness.sandbox, self._sandboxes[LOCAL])
