@@ -56,7 +56,7 @@ async def test_regrade_weighs_recorded_flags_anew_and_looks_where_nobody_looked(
             assert code == 0, errors
             told = {one["session_id"]: one for one in map(json.loads, out.splitlines())}
             return {
-                name: (told[f"r.{name}.0"]["reward"], [(flag["detector"], flag["consequence"]) for flag in told[f"r.{name}.0"]["flags"]])
+                name: (told[f"r.{name}.0"]["reward"], [(flag["detector"], flag.get("consequence", "flag")) for flag in told[f"r.{name}.0"]["flags"]])
                 for name in ("flagged", "unseen")
             }
 

@@ -93,8 +93,7 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
     agent_seconds: Annotated[float, Meta(gt=0)] | None = None
     """The limit of the agent's clock, which counts the harness's own time and sampling, but not queues, owners or weight updates."""
     wall_seconds: Annotated[float, Meta(gt=0)] | None = None
-    """The time from the first start of the harness in an attempt, by the runner's clock. All waits count, also those that are not the agent's
-    doing."""
+    """The time since the first start of the harness in an attempt. All waits count, also those that are not the agent's doing."""
     tokens: Count | None = None
     """The number of sampled tokens."""
     calls: Count | None = None
