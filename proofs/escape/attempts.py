@@ -7,6 +7,7 @@ from proofs.escape.far import METADATA
 from tests.support.capabilities import CAP_SYS_RESOURCE, has_capability
 
 from evener.proto.sandbox import Network, NetworkMode, SandboxLimits
+from evener.sandboxes.control_groups import find_control_groups
 
 HOST_NETWORK: Final = {"NetworkMode": "host"}
 HOST_PROCESSES: Final = {"PidMode": "host"}
@@ -179,6 +180,44 @@ ATTEMPTS: Final = (
         code="x = bytearray(300 << 20); escaped()",
         limits=SandboxLimits(memory_bytes=64 << 20),
         loosened={"Memory": 0, "MemorySwap": 0},
+    ),
+    Attempt(
+        name="the memory of others, in many processes",
+        code="""
+import time
+for _ in range(4):
+    if os.fork() == 0:
+        x = bytearray(60 << 20); time.sleep(3); os._exit(0)
+escaped(all(os.waitstatus_to_exitcode(os.wait()[1]) == 0 for _ in range(4)))
+""",
+        limits=SandboxLimits(memory_bytes=128 << 20),
+        loosened={"Memory": 0, "MemorySwap": 0},
+        impossible="" if find_control_groups() is not None else "this process may not make control groups",
+    ),
+    Attempt(
+        name="the memory of others, in /dev/shm",
+        code="""
+try:
+    open('/dev/shm/evener-trial', 'wb').write(bytes(200 << 20)); escaped()
+finally:
+    os.path.exists('/dev/shm/evener-trial') and os.unlink('/dev/shm/evener-trial')
+""",
+        loosened={"ShmSize": 1 << 30},
+    ),
+    Attempt(
+        name="the disk, by many files",
+        code="import time\nfor n in range(30):\n    open('f%d' % n, 'wb').write(bytes(8 << 20)); time.sleep(0.2)\nescaped()",
+        limits=SandboxLimits(disk_bytes=32 << 20),
+        kinds=("bubblewrap",),
+    ),
+    Attempt(
+        name="the disk, by files that are removed and still open",
+        code=(
+            "import time\nkept = []\nfor n in range(30):\n    f = open('f', 'wb'); f.write(bytes(8 << 20)); f.flush(); kept.append(f)\n"
+            "    os.unlink('f'); time.sleep(0.2)\nescaped()"
+        ),
+        limits=SandboxLimits(disk_bytes=32 << 20),
+        kinds=("bubblewrap",),
     ),
     Attempt(
         name="a fork bomb",

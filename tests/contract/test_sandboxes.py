@@ -4,6 +4,7 @@ import abc
 import asyncio
 import io
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tests.support.waiting import eventually, until
 from evener.proto.sandbox import ImageBuild, Mount, Network, NetworkMode, SandboxLimits, SandboxSpec
 from evener.sandboxes.bubblewrap import open_bubblewrap, works
 from evener.sandboxes.config import BubblewrapConfig, DockerConfig
+from evener.sandboxes.control_groups import find_control_groups
 from evener.sandboxes.docker import open_docker_sandboxes
 from evener.sandboxes.docker_container import container_name
 from evener.sandboxes.local import open_local
@@ -541,6 +543,76 @@ class TestBubblewrap(IsolatingContract):
         if not works():
             pytest.fail("bubblewrap does not work on this machine (Debian, Ubuntu: apt install bubblewrap; it needs user namespaces)")
         return open_bubblewrap(root, BubblewrapConfig(private_hosts=("127.0.0.0/8",)))
+
+    async def test_limits_hold_for_all_processes_together(self, sandboxes: Sandboxes) -> None:
+        """Four processes of 40 MB are more than 100 MB, though none of them is."""
+        one = "import sys, time; x = bytearray(40 << 20); print('had it', flush=True); time.sleep(3)"
+        script = f'for i in 1 2 3 4; do python3 -c "{one}" & done; wait; echo "all"'
+        async with sandboxes.open("s", SandboxSpec(limits=SandboxLimits(memory_bytes=100 << 20))) as sandbox:
+            process = await sandbox.start(sh(script))
+            with suppress(SandboxLost):
+                await process.wait()
+
+        if find_control_groups() is None:
+            pytest.skip("NOT TESTED: this process may not make control groups")
+        assert process.log().count(b"had it") < 4
+
+    async def test_cpus_are_limited(self, sandboxes: Sandboxes) -> None:
+        """The program is in a group with that quota, whatever a busy machine leaves it."""
+        groups = find_control_groups()
+        if groups is None or not groups.limits_cpus:
+            pytest.skip("NOT TESTED: this process may not make control groups that limit CPUs")
+        name = f"s-{secrets.token_hex(4)}"
+        async with sandboxes.open(name, SandboxSpec(limits=SandboxLimits(cpus=0.2))) as sandbox:
+            process = await sandbox.start(sh("echo begun; sleep 60"))
+            await eventually(lambda: b"begun" in process.log())
+            [group] = groups.parents["cpu"].glob(f"evener-*-{name}")
+            assert (group / "cgroup.procs").read_text().split()
+            quotas = [(group / file).read_text().split()[0] for file in ("cpu.max", "cpu.cfs_quota_us") if (group / file).exists()]
+            await process.end(grace_seconds=0)
+
+        assert quotas == ["20000"]
+
+    async def test_groups_are_gone_with_their_sandboxes(self, sandboxes: Sandboxes) -> None:
+        groups = find_control_groups()
+        if groups is None:
+            pytest.skip("NOT TESTED: this process may not make control groups")
+        name = f"s-{secrets.token_hex(4)}"
+
+        def made() -> set[str]:
+            return {folder.name for parent in groups.parents.values() for folder in parent.glob(f"evener-*-{name}")}
+
+        async with sandboxes.open(name) as sandbox:
+            assert await ran(sandbox, sh("sleep 60 & echo left")) == (0, "left\n")
+            assert len(made()) == 1
+        assert made() == set()
+
+    @pytest.mark.parametrize(
+        "writes",
+        [
+            "open(str(n), 'wb').write(bytes(4 << 20))",
+            "f = open('x', 'wb'); f.write(bytes(4 << 20)); f.flush(); kept.append(f); os.unlink('x')",
+        ],
+        ids=["many files", "files that are removed and still open"],
+    )
+    async def test_program_that_fills_the_disk_is_ended(self, sandboxes: Sandboxes, writes: str) -> None:
+        """No file is above the limit; all together are."""
+        code = f"import os, time\nkept = []\nfor n in range(100):\n    {writes}\n    time.sleep(0.1)\n"
+        async with sandboxes.open("s", SandboxSpec(limits=SandboxLimits(disk_bytes=16 << 20))) as sandbox:
+            process = await sandbox.start(Program(argv=("python3", "-c", code)))
+            exited = await process.wait()
+
+        assert exited == -signal.SIGKILL
+        assert re.search(rb"ended, because its files take \d+ bytes, and 16777216 are allowed", process.log())
+
+    async def test_shared_memory_is_limited_and_devices_are_read_only(self, sandboxes: Sandboxes) -> None:
+        """Files there are memory of the machine."""
+        async with sandboxes.open("s") as sandbox:
+            _, said = await ran(sandbox, sh("head -c 200000000 /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x; touch /dev/x; echo $?"))
+
+        *_, size, refused, code = said.splitlines()
+        assert int(size) <= 64 << 20
+        assert ("Read-only" in refused or "denied" in refused, code) == (True, "1")
 
     def lose(self, root: Path, name: str, docker_host: str) -> None:  # noqa: ARG002 - it is for others
         [holder] = [pid for pid in all_processes() if folder_of(pid) == str(root / name)]

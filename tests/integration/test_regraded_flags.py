@@ -37,6 +37,10 @@ def task(folder: Path, name: str, hacking: str = "") -> Path:
     return path
 
 
+def flags_of(told: Any) -> list[tuple[str, str]]:
+    return [(flag["detector"], flag.get("consequence", "flag")) for flag in told["flags"]]
+
+
 async def test_regrade_weighs_recorded_flags_anew_and_looks_where_nobody_looked(tmp_path: Path) -> None:
     """One session was flagged, the other one was not looked at."""
     tasks = tmp_path / "tasks"
@@ -55,10 +59,7 @@ async def test_regrade_weighs_recorded_flags_anew_and_looks_where_nobody_looked(
             code, out, errors = await asked(context.address, token, "regrade", "r.flagged.0", "r.unseen.0", *how)
             assert code == 0, errors
             told = {one["session_id"]: one for one in map(json.loads, out.splitlines())}
-            return {
-                name: (told[f"r.{name}.0"]["reward"], [(flag["detector"], flag.get("consequence", "flag")) for flag in told[f"r.{name}.0"]["flags"]])
-                for name in ("flagged", "unseen")
-            }
+            return {name: (told[f"r.{name}.0"]["reward"], flags_of(told[f"r.{name}.0"])) for name in ("flagged", "unseen")}
 
         flag, fail = ("tests_touched", "flag"), ("tests_touched", "fail")
         assert await regraded() == {"flagged": (1.0, [flag]), "unseen": (1.0, [])}

@@ -4,12 +4,14 @@ The programs of this machine (`/usr`) are there, read-only, and of `/etc` what t
 which programs find as their root, so that places are where a container has them. The network has a loopback with the relay on it, and
 nothing else. A user who is not root gets this by user namespaces; root needs none, and runs each sandbox as another user id.
 
-What it cannot give: images, a task's own user, and a limit of what all processes of a sandbox use or write together.
+Limits hold for all processes of a sandbox together where this process may make control groups, otherwise for each. What it cannot give:
+images and a task's own user.
 """
 
 import asyncio
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -24,9 +26,11 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from evener.proto.sandbox import NetworkMode, SandboxSpec
+from evener.proto.sandbox import NetworkMode, SandboxLimits, SandboxSpec
 from evener.sandboxes import processes
 from evener.sandboxes.config import BubblewrapConfig
+from evener.sandboxes.control_groups import ControlGroup, ControlGroups, find_control_groups
+from evener.sandboxes.disk_watch import until_too_much
 from evener.sandboxes.forward_proxy import ForwardProxy, variables
 from evener.sandboxes.local import LOCAL_TIMINGS, LocalSandbox, LocalSandboxes, LocalTimings, door, open_folders
 from evener.sandboxes.memory_kills import check_memory, memory_kills
@@ -51,6 +55,8 @@ INNER_USER: Final = 1000
 FIRST_USER: Final = 1_900_000_000
 """The user ids of root's sandboxes begin here: no other process of the machine has them."""
 USERS: Final = 50_000
+SHARED_MEMORY_BYTES: Final = 64 << 20
+"""The size of /dev/shm, as in containers."""
 START_SECONDS: Final = 30.0
 OWN_USERS: Final = itertools.count()
 
@@ -67,10 +73,13 @@ class BubblewrapProcess:
         self._code: int | None = None
         self._kills = memory_kills()
         self._is_asked_to_end = False
+        self._watching: asyncio.Task[None] | None = None
 
     async def wait(self) -> int:
         if self._code is None:
             code = await self._child.wait()
+            if self._watching is not None:
+                self._watching.cancel()
             await self._all_dead()
             await asyncio.wait([self._reading], timeout=processes.OUTPUT_SECONDS)
             self._reading.cancel()
@@ -81,6 +90,10 @@ class BubblewrapProcess:
                     raise SandboxLost(msg)
                 check_memory(self._code, self._kills)
         return self._code
+
+    def watch_disk(self, folder: Path, limit_bytes: int) -> None:
+        """End the program when the files of its sandbox take too much."""
+        self._watching = asyncio.create_task(self._end_when_full(folder, limit_bytes))
 
     async def end(self, grace_seconds: float = 2.0) -> int:
         self._is_asked_to_end = True
@@ -94,6 +107,12 @@ class BubblewrapProcess:
 
     def log(self) -> bytes:
         return self._printed.read()
+
+    async def _end_when_full(self, folder: Path, limit_bytes: int) -> None:
+        used = await until_too_much(folder, None if self._inner is None else pid_of(self._inner), limit_bytes)
+        self._printed.add(f"\nevener: ended, because its files take {used} bytes, and {limit_bytes} are allowed\n".encode())
+        self._is_asked_to_end = True
+        self._kill()
 
     def _ask(self) -> None:
         """Send SIGTERM to the program: the child of the first process in its namespaces."""
@@ -124,8 +143,25 @@ class BubblewrapProcess:
 class BubblewrapSandbox(LocalSandbox):
     """A folder, which is the root of the programs that run in it, and a network namespace."""
 
-    def __init__(self, folder: Path, spec: SandboxSpec, work: FileWork, timings: LocalTimings, config: BubblewrapConfig) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: SandboxSpec,
+        work: FileWork,
+        timings: LocalTimings,
+        *,
+        config: BubblewrapConfig,
+        groups: ControlGroups | None = None,
+    ) -> None:
         super().__init__(folder, spec, work, timings)
+        self._groups = groups
+        self._group: ControlGroup | None = None
+        self._limits = SandboxLimits(
+            cpus=spec.limits.cpus or config.cpus,
+            memory_bytes=spec.limits.memory_bytes or config.memory_bytes,
+            disk_bytes=spec.limits.disk_bytes or config.disk_bytes,
+            pids=spec.limits.pids or config.pids,
+        )
         self._spec = spec
         self._config = config
         self._user = FIRST_USER + next(OWN_USERS) % USERS if os.geteuid() == 0 else None
@@ -151,6 +187,7 @@ class BubblewrapSandbox(LocalSandbox):
         if not self._has(program.argv[0]):
             msg = f"there is no program {program.argv[0]}"
             raise ProgramMissing(msg)
+        await self._make_group()
         environment = {**self._environment(), **self._proxied, **program.environment}
         printed = BoundedLog(program.log_bytes)
         with ExitStack() as ours, ExitStack() as theirs:
@@ -169,8 +206,14 @@ class BubblewrapSandbox(LocalSandbox):
             ours.pop_all()
         reading = asyncio.create_task(processes.read_output(output, printed))
         process = BubblewrapProcess(child, inner, reading, printed)
+        process.watch_disk(self._folder, self._limits.disk_bytes or 0)
         self._runs.append(process)
         return process
+
+    async def _make_group(self) -> None:
+        if self._groups is not None and self._group is None:
+            with door("cannot make a control group"):
+                self._group = await self._work.files.begin(self._groups.make, group_name(self._folder), self._limits)
 
     async def listen(self) -> socket.socket:
         await self._network()
@@ -205,6 +248,8 @@ class BubblewrapSandbox(LocalSandbox):
             self._holder.kill()
             await self._holder.wait()
         await super().stop()
+        if self._group is not None:
+            await self._work.files.begin(self._group.remove)
 
     def _bring(self, folder: Path, place: str) -> None:
         shutil.copytree(folder, self._path(place), symlinks=True, dirs_exist_ok=True)
@@ -223,25 +268,25 @@ class BubblewrapSandbox(LocalSandbox):
     def _wrapped(self, holder: int, info: int, refusing: Sequence[int]) -> list[str]:
         """Return the command before a program. `refusing`: the open file of its filter of system calls, if there is one."""
         root = self._user is not None
-        argv = ["nsenter", "--target", str(holder), "--net"]
+        argv = [] if self._group is None else self._group.joining()
+        argv += ["nsenter", "--target", str(holder), "--net"]
         argv += ["--"] if root else ["--user", "--preserve-credentials", "--"]
         argv += ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
         argv += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--info-fd", str(info)]
         if not root:
             argv += ["--unshare-user", "--disable-userns", "--uid", str(INNER_USER), "--gid", str(INNER_USER), "--cap-drop", "ALL"]
-        argv += ["--bind", str(self._folder), "/", "--proc", "/proc", "--dev", "/dev"]
+        argv += ["--bind", str(self._folder), "/", "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        argv += ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108 - a place in the sandbox
         for place in (*SYSTEM_FOLDERS, *(name for name in MERGED if not Path(name).is_symlink()), *(f"/etc/{name}" for name in ETC)):
             argv += ["--ro-bind-try", place, place]
         for mount in self._spec.mounts:
             argv += ["--ro-bind", mount.source, mount.place]
         argv += [word for number in refusing for word in ("--seccomp", str(number))]
         argv += ["--chdir", self.workdir, "--"]
-        limits = self._spec.limits
-        memory = limits.memory_bytes or self._config.memory_bytes
+        limits = self._limits
         if root:
             argv += ["choom", "--adjust", str(OOM_SCORE), "--"]
-        argv += ["prlimit", f"--nproc={limits.pids or self._config.pids}", f"--data={memory}", "--core=0"]
-        argv += [*([] if limits.disk_bytes is None else [f"--fsize={limits.disk_bytes}"]), "--"]
+        argv += ["prlimit", f"--nproc={limits.pids}", f"--data={limits.memory_bytes}", f"--fsize={limits.disk_bytes}", "--core=0", "--"]
         argv += ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all"]
         if root:
             argv += ["--bounding-set=-all", "--clear-groups", "--reuid", str(self._user), "--regid", str(self._user)]
@@ -300,13 +345,16 @@ async def open_bubblewrap(root: Path, config: BubblewrapConfig, timings: LocalTi
 
     Raises SandboxHeld if a living process has the folder open, and SandboxError if the folder cannot be used.
     """
-    made = functools.partial(BubblewrapSandbox, config=config)
+    groups = await asyncio.to_thread(find_control_groups)
+    made = functools.partial(BubblewrapSandbox, config=config, groups=groups)
     async with open_folders(root, timings, made) as sandboxes:
+        if groups is not None:
+            await asyncio.to_thread(groups.remove_all, group_name(await asyncio.to_thread((root / "any").resolve)).removesuffix("any"))
         yield sandboxes
 
 
 def lacks(spec: SandboxSpec) -> tuple[str, ...]:
-    """Return what namespaces alone cannot give, in words. Limits of memory and disk hold for each process and file."""
+    """Return what namespaces alone cannot give, in words."""
     wanted = {"an image of its own": spec.image is not None, "a user of its own": spec.user is not None}
     return tuple(want for want, is_wanted in wanted.items() if is_wanted)
 
@@ -320,6 +368,19 @@ def _filter(files: ExitStack) -> tuple[int, ...]:
     file.write(program)
     file.seek(0)
     return (file.fileno(),)
+
+
+def group_name(folder: Path) -> str:
+    """Return the name of a sandbox's control group, which no other sandbox of this machine has."""
+    return f"evener-{hashlib.sha256(bytes(folder.parent)).hexdigest()[:12]}-{folder.name}"
+
+
+def pid_of(process: int) -> int | None:
+    """Return the id of a process that is open as a pidfd. None: it has ended."""
+    with suppress(OSError):
+        lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:") and int(line.split()[1]) > 0), None)
+    return None
 
 
 def _give(folder: Path, user: int) -> None:

@@ -44,10 +44,14 @@ class DockerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class BubblewrapConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The backend `bubblewrap`."""
 
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    """The CPUs of a sandbox whose task asks for none, where there are control groups. None: no limit."""
     memory_bytes: Annotated[int, Meta(ge=6 << 20)] = 4 << 30
-    """The memory of a program's own data, of each process, in a sandbox whose task asks for none."""
+    """The memory of a sandbox whose task asks for none. Without control groups: of each process, for its own data."""
     pids: Annotated[int, Meta(ge=16)] = 1024
     """The processes and threads of a sandbox."""
+    disk_bytes: Annotated[int, Meta(ge=1 << 20)] = 16 << 30
+    """What all files of a sandbox may take whose task says nothing. They are counted as the disk fills; too many end the program."""
     private_hosts: tuple[str, ...] = ()
     """Ranges of addresses (CIDR) that are not public, and that tasks with a network may reach nonetheless."""
 

