@@ -29,6 +29,7 @@ from evener.proto.ids import session_of
 from evener.proto.prepared import Converter
 from evener.proto.spec import Consequence, Detector, GraderSpec, TaskRef
 from evener.proto.trajectories import Flag, TrajectoryBuilt
+from evener.runtime.children import WorkFailed
 from evener.runtime.folders import temporary_folder
 from evener.sandboxes.config import SandboxesConfig
 from evener.sandboxes.port import Sandboxes
@@ -136,7 +137,10 @@ class Regrader:
             with suppress(ClientError):  # then it could not look at them, and says so
                 await blobs.put(await self._client.get_blob(trajectory.records))
         grader = structs.replace(trajectory.spec.grader, hacking=only)
-        looked, problem = await look(structs.replace(trajectory, spec=structs.replace(trajectory.spec, grader=grader)), blobs)
+        try:
+            looked, problem = await look(structs.replace(trajectory, spec=structs.replace(trajectory.spec, grader=grader)), blobs)
+        except WorkFailed as crashed:
+            return recorded, f"a detector crashed: {crashed}"
         return (*recorded, *looked), problem or unwatched
 
     async def _graded(self, trajectory: TrajectoryBuilt, blobs: Blobs, name: str) -> Grade:
