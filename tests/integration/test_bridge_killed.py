@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
-import sys
+from asyncio.subprocess import Process
 from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 from tests.support.builders import group
+from tests.support.forks import Forked, start
 from tests.support.service_context import OPERATOR, open_parts
 from tests.support.waiting import until
 
@@ -22,12 +23,12 @@ SECONDS = 60.0
 """Longer than a start and a merge take."""
 
 
-async def start(state: Path, port: int, faults: str = "") -> asyncio.subprocess.Process:
+async def started(state: Path, port: int, faults: str = "") -> Process | Forked:
     """Start a bridge on the folder's bus."""
     flags = {"state": state, "port": port, "partitions": 1, "operator-token": OPERATOR, "log-level": "error"}
-    command = [sys.executable, "-m", "evener.trainer_bridge", *(f"--{name}={value}" for name, value in flags.items())]
-    environment = {**os.environ, "EVENER_FAULTS": faults}
-    return await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.DEVNULL)
+    words = ["-m", "evener.trainer_bridge", *(f"--{name}={value}" for name, value in flags.items())]
+    with (state / "bridge.log").open("ab") as log:
+        return await start(words, log, {**os.environ, "EVENER_FAULTS": faults})
 
 
 async def until_delivered(port: int, group_id: str) -> None:
@@ -52,10 +53,10 @@ async def test_bridge_killed_around_its_commit_delivers_the_group_once(tmp_path:
         events = EventLog(parts.bus, parts.blobs)
         for session in sessions:
             await events.send(Topic.SCORED, "fix-the-bug", session, session_id=session.trajectory.session_id)
-    struck = await start(tmp_path, unused_tcp_port, fault)
+    struck = await started(tmp_path, unused_tcp_port, fault)
     async with asyncio.timeout(SECONDS):
         assert await struck.wait() == -signal.SIGKILL
-    healthy = await start(tmp_path, unused_tcp_port)
+    healthy = await started(tmp_path, unused_tcp_port)
     try:
         await until_delivered(unused_tcp_port, "fix-the-bug")
     finally:

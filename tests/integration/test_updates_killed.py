@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from tests.integration.test_bridge import write
 from tests.support.builders import group
 from tests.support.engines import Play
+from tests.support.forks import Forked, start
 from tests.support.service_context import OPERATOR, open_parts
 from tests.support.updates import bridge, canary, events, join, publish, scored, state, trained, until_state
 from tests.support.waiting import until
@@ -45,13 +46,12 @@ STEPS_BACK = (
 
 
 @asynccontextmanager
-async def bridge_process(
-    folder: Path, port: int, faults: str = ""
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, aiohttp.ClientSession]]:
+async def bridge_process(folder: Path, port: int, faults: str = "") -> AsyncIterator[tuple[Process | Forked, aiohttp.ClientSession]]:
     """Run a bridge; yield it and an operator's client."""
     flags = {"state": folder, "port": port, "partitions": 1, "operator-token": OPERATOR, "log-level": "error"}
-    command = [sys.executable, "-m", "evener.trainer_bridge", *(f"--{name}={value}" for name, value in flags.items())]
-    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "EVENER_FAULTS": faults})
+    words = ["-m", "evener.trainer_bridge", *(f"--{name}={value}" for name, value in flags.items())]
+    with (folder / "bridge.log").open("ab") as log:
+        process = await start(words, log, {**os.environ, "EVENER_FAULTS": faults})
     headers = {"authorization": f"Bearer {OPERATOR}"}
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
@@ -64,7 +64,7 @@ async def bridge_process(
             await process.wait()
 
 
-async def until_open(http: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> None:
+async def until_open(http: aiohttp.ClientSession, process: Process | Forked) -> None:
     async def is_open() -> bool:
         assert process.returncode is None
         with suppress(aiohttp.ClientConnectionError, TimeoutError):
