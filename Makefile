@@ -19,8 +19,8 @@ STORMS ?= 20
 HITS ?= 20
 SESSIONS ?= 400
 FUZZ_EXAMPLES ?= 20000
-# Tests wait more than they work: four files at a time keep two cores busy. Processes and brokers that a file's tests share start once.
-WORKERS ?= 4
+# Tests wait more than they work: five files at a time keep two cores busy. Processes and brokers that a file's tests share start once.
+WORKERS ?= 5
 
 # They want other versions of what tests use, so they lie in a folder of their own. Of what verifiers needs, this is the part that is
 # imported for tasks of text.
@@ -68,7 +68,7 @@ test-packages: ## Install what the tests in sandboxes need from Debian's or Ubun
 test: $(READY) ## Check style, types and imports, and run the tests beside that (14 minutes on 2 idle cores)
 	$(MAKE) --no-print-directory --jobs=2 lint unit
 
-unit: $(READY) ## Run the tests alone (WORKERS=4 at a time)
+unit: $(READY) ## Run the tests alone (WORKERS=5 at a time)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not sources"
 
 test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB at first use)

@@ -14,7 +14,7 @@ from evener.proto.spec import Strategy
 from evener.proto.trajectories import RowKind
 from evener.tokens.trajectory import build
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "500"))
 """Sessions in `make test`; `make fuzz` generates more."""
 
 
