@@ -128,8 +128,8 @@ chaos: $(READY) ## Break everything many times, on Kafka and in one process, and
 escape: $(READY) ## Try to get out of sandboxes of Docker and bubblewrap, and again with each defence switched off (3 minutes; ONLY=proxy; Docker, bubblewrap, root)
 	$(BIN)/python -m proofs.escape --only "$(ONLY)"
 
-containers: $(READY) ## Run every real CLI in containers, beside plain processes; tasks with a Dockerfile; a repository task (8 minutes; ONLY=pi,codex; Docker, npm, Python 3.12, root)
-	$(BIN)/python -m proofs.containers --only "$(ONLY)"
+containers: $(READY) ## Run every real CLI in containers, beside plain processes; tasks with a Dockerfile; a repository task (8 minutes; ONLY=pi,codex ARMS=families,dockerfile,repository; Docker, npm, Python 3.12, root)
+	$(BIN)/python -m proofs.containers --only "$(ONLY)" --arms "$(ARMS)"
 
 hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives and answers, and that its accounting is right (10 minutes; ONLY=gzip KINDS=files,http)
 	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"

@@ -16,6 +16,7 @@ from evener.sandboxes.config import DockerConfig
 from evener.sandboxes.docker_api import Docker, DockerError, output
 from evener.sandboxes.docker_container import has_read_only_root, user_of, workdir_of
 from evener.sandboxes.docker_files import (
+    LINK_MODE,
     Before,
     ContainerEntry,
     ContainerFiles,
@@ -118,6 +119,10 @@ class DockerSandbox:
         self._has_read_only_root = has_read_only_root(image, spec, config)
         self._owner = (0, 0)
         self._before = Before()
+        self._seen: Before | None = None
+        """The state now. None: it was not looked at, or has changed since."""
+        self._has_links = False
+        """Whether places are reached by links, so that what is written there is elsewhere."""
         self._runs = False
         self._proxy: ForwardProxy | None = None
         self._environment: dict[str, str] = {}
@@ -130,21 +135,20 @@ class DockerSandbox:
         """Make the places, for the user of the sandbox."""
         self._owner = await self._ids_of(self._user)
         places = (self.workdir, HOME, TEMPORARY, TESTS, VERIFIER_LOGS, AGENT_LOGS, ARTIFACTS)
-        missing: dict[str, ContainerEntry] = {}
-        for place, mode in zip(places, await asyncio.gather(*map(self._files.mode, places)), strict=True):
-            if mode is None:
-                folders = [*reversed(PurePosixPath(place).parents), PurePosixPath(place)]
-                missing |= {
-                    str(folder)[1:]: ContainerEntry(kind=tarfile.DIRTYPE, mode=0o755) for folder in folders[1:] if str(folder) not in places
-                }
-                missing[place[1:]] = ContainerEntry(kind=tarfile.DIRTYPE, mode=0o777 if place == TEMPORARY else 0o755)
-        present = {name for name in missing if f"/{name}" not in places and await self._files.mode(f"/{name}") is not None}
-        made = {name: entry for name, entry in sorted(missing.items()) if name not in present}
+        folders = sorted({str(folder) for place in map(PurePosixPath, places) for folder in (place, *place.parents[:-1])})
+        modes = dict(zip(folders, await asyncio.gather(*map(self._files.mode, folders)), strict=True))
+        self._has_links = any(mode is not None and mode & LINK_MODE for mode in modes.values())
+        made = {
+            folder[1:]: ContainerEntry(kind=tarfile.DIRTYPE, mode=0o777 if folder == TEMPORARY else 0o755)
+            for folder, mode in modes.items()
+            if mode is None
+        }
         if made:
-            await self._files.put(await asyncio.to_thread(tar_of_entries, made, self._owner))
+            await self._put(await asyncio.to_thread(tar_of_entries, made, self._owner))
 
     async def warm(self) -> None:
         await self._run_container()
+        self._seen = await self._look()
 
     async def usable(self) -> bool:
         try:
@@ -161,7 +165,7 @@ class DockerSandbox:
         except OSError as cause:
             msg = f"cannot read {folder}: {cause}"
             raise SandboxError(msg) from cause
-        await self._files.put(tar, place)
+        await self._put(tar, place)
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         entries: dict[str, ContainerEntry] = {}
@@ -169,7 +173,8 @@ class DockerSandbox:
             entries |= {name: ContainerEntry(kind=tarfile.DIRTYPE, mode=0o755) for name in self._folders_above(place)}
             entries[place[1:]] = ContainerEntry(kind=tarfile.REGTYPE, mode=0o644, content=content)
         if entries:
-            await self._files.put(await asyncio.to_thread(tar_of_entries, dict(sorted(entries.items())), self._owner))
+            tar = await asyncio.to_thread(tar_of_entries, dict(sorted(entries.items())), self._owner)
+            await self._put(tar, changes_tracked=self._has_links or any(map(tracked, entries)))
 
     async def apply(self, changes: Changes) -> None:
         removed = [f"/{'/'.join(parts_of(name, tracked))}" for name in changes.removed]
@@ -185,11 +190,11 @@ class DockerSandbox:
             parts_of(name, tracked)
         for batch in _batches(removed):
             await self._run(("rm", "-rf", "--", *batch))
-        await self._files.put(tar)
+        await self._put(tar)
         await self.prepare()
 
     async def settle(self) -> None:
-        self._before = await asyncio.to_thread(before_of, await self._files.look(ChangeLimits()))
+        self._before = self._seen or await self._look()
 
     async def start(self, program: Program) -> DockerProcess:
         if (long := next((word for word in program.argv if len(word.encode()) >= ARGUMENT_BYTES), None)) is not None:
@@ -264,6 +269,14 @@ class DockerSandbox:
         await self._close_proxy()
         await self._docker.delete(self._path, force="true", v="true")
 
+    async def _look(self) -> Before:
+        return await asyncio.to_thread(before_of, await self._files.look(ChangeLimits()))
+
+    async def _put(self, tar: bytes, place: str = "/", *, changes_tracked: bool = True) -> None:
+        if changes_tracked:
+            self._seen = None
+        await self._files.put(tar, place)
+
     async def _run_container(self) -> None:
         if self._runs:
             return
@@ -312,6 +325,7 @@ class DockerSandbox:
     async def _begin(
         self, argv: Sequence[str], environment: Mapping[str, str], user: str, printed: BoundedLog
     ) -> tuple[str, "asyncio.Task[None]"]:
+        self._seen = None
         variables = self._environment | dict(environment)
         wanted = {
             "Cmd": list(argv),
