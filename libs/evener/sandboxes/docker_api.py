@@ -3,11 +3,14 @@
 Neither client library bounds what it reads: an archive of a container comes as a whole, and so does a program's output.
 """
 
+import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -17,6 +20,10 @@ API: Final = "/v1.41"
 UNIX: Final = "unix://"
 ANSWER_BYTES: Final = 64 << 20
 """The largest answer that is read, except archives and output, which have limits of their own."""
+CONNECT_SECONDS: Final = 10.0
+HTTP_PORT: Final = 80
+READ_BYTES: Final = 1 << 16
+CONTENT_LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length: *([0-9]{1,9})\r\n")
 HEADER_BYTES: Final = 8
 """Each frame of a program's output has a header: the stream's number, three zeros, and the length of what follows."""
 
@@ -61,17 +68,42 @@ class Docker:
         try:
             async with self._session.request(method, f"{self._base}{at}", params=params, **sent) as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise DockerError(_said(method, at, await response.content.read(1 << 16)), response.status)
+                    raise DockerError(_said(method, at, await response.content.read(READ_BYTES)), response.status)
                 yield response
         except (aiohttp.ClientError, OSError) as cause:
             msg = f"no answer from the Docker daemon at {self.host} to {method} {at}: {cause}"
             raise DockerError(msg) from cause
 
+    async def attach(self, at: str, body: object) -> "Attached":
+        """Return the streams of a program, to which a request leads that leaves HTTP."""
+        sent = json.dumps(body).encode()
+        request = f"POST {API}{at} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Type: application/json\r\n"
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                reader, writer = await self._connected()
+        except OSError as cause:  # TimeoutError is one
+            msg = f"no answer from the Docker daemon at {self.host} to POST {at}: {cause}"
+            raise DockerError(msg) from cause
+        attached = Attached(reader, writer)
+        try:
+            writer.write(f"{request}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+            await attached.upgraded(at)
+        except BaseException:
+            attached.close()
+            raise
+        return attached
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.host.startswith(UNIX):
+            return await asyncio.open_unix_connection(self.host.removeprefix(UNIX))
+        place = urlsplit(self.host)
+        return await asyncio.open_connection(place.hostname, place.port or HTTP_PORT)
+
     async def _asked(self, method: str, at: str, params: Mapping[str, str], **body: Any) -> Any:
         content = body.get("data", body.get("json"))
         async with self.stream(method, at, content, **params) as response:
             answer = bytearray()
-            while block := await response.content.read(1 << 16):
+            while block := await response.content.read(READ_BYTES):
                 answer += block
                 if len(answer) > ANSWER_BYTES:
                     msg = f"the answer to {method} {at} is longer than {ANSWER_BYTES} bytes"
@@ -79,29 +111,78 @@ class Docker:
         return json.loads(answer) if answer and response.content_type == "application/json" else None
 
 
+class Attached:
+    """The stdin of a program without a terminal, and what it prints. All methods raise DockerError."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._reader.at_eof() or self._reader.exception() is not None
+
+    async def upgraded(self, at: str) -> None:
+        """Read the daemon's answer."""
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            status = int(head.split(b" ", 2)[1])
+            if status < HTTPStatus.BAD_REQUEST:
+                return
+            length = CONTENT_LENGTH.search(head)
+            body = b"" if length is None else await self._reader.readexactly(min(int(length[1]), READ_BYTES))
+        except (OSError, EOFError, asyncio.LimitOverrunError, IndexError, ValueError) as cause:
+            msg = f"no answer from the Docker daemon to POST {at}: {cause}"
+            raise DockerError(msg) from cause
+        raise DockerError(_said("POST", at, body), status)
+
+    async def send_all(self, data: bytes) -> None:
+        """Write to the program's stdin, and close it."""
+        try:
+            self._writer.write(data)
+            self._writer.write_eof()
+            await self._writer.drain()
+        except OSError as cause:
+            msg = f"the connection to the Docker daemon broke: {cause}"
+            raise DockerError(msg) from cause
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield what the program prints, with the number of its stream. The order is kept within a stream, not between the two."""
+        stream = left = 0
+        header = b""
+        while data := await self._read():
+            while data:
+                if left == 0:
+                    header, data = header + data[: HEADER_BYTES - len(header)], data[HEADER_BYTES - len(header) :]
+                    if len(header) == HEADER_BYTES:
+                        stream, left, header = header[0], int.from_bytes(header[4:]), b""
+                else:
+                    piece, data = data[:left], data[left:]
+                    left -= len(piece)
+                    yield stream, piece
+
+    def close(self) -> None:
+        """Close the connection. A program that reads its stdin finds its end."""
+        self._writer.close()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(READ_BYTES)
+        except OSError as cause:
+            msg = f"the connection to the Docker daemon broke: {cause}"
+            raise DockerError(msg) from cause
+
+
 @asynccontextmanager
 async def open_docker(host: str) -> AsyncIterator[Docker]:
     """Open a connection to the daemon at `unix://PATH` or `http://HOST:PORT`. Nothing is asked yet."""
     connector = aiohttp.UnixConnector(host.removeprefix(UNIX), limit=0) if host.startswith(UNIX) else aiohttp.TCPConnector(limit=0)
     base = f"http://docker{API}" if host.startswith(UNIX) else f"{host}{API}"
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    ) as session:
         yield Docker(session, base, host)
-
-
-async def output(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield what a program without a terminal prints, both streams as they come."""
-    left = 0
-    header = b""
-    async for data in response.content.iter_any():
-        while data:
-            if left == 0:
-                header, data = header + data[: HEADER_BYTES - len(header)], data[HEADER_BYTES - len(header) :]  # noqa: PLW2901
-                if len(header) == HEADER_BYTES:
-                    left, header = int.from_bytes(header[4:]), b""
-            else:
-                piece, data = data[:left], data[left:]  # noqa: PLW2901
-                left -= len(piece)
-                yield piece
 
 
 def _said(method: str, path: str, body: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 import socket
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from evener.proto.sandbox import NetworkMode, SandboxSpec
 from evener.sandboxes.apply_changes import APPLY_SECONDS, parts_of
 from evener.sandboxes.config import DockerConfig
-from evener.sandboxes.docker_api import Docker, DockerError, output
+from evener.sandboxes.docker_api import Docker, DockerError
 from evener.sandboxes.docker_container import has_read_only_root, user_of, workdir_of
 from evener.sandboxes.docker_files import (
     LINK_MODE,
@@ -26,6 +25,7 @@ from evener.sandboxes.docker_files import (
     tar_of_entries,
     tar_of_folder,
 )
+from evener.sandboxes.docker_shell import NotBegun, WaitingShell, open_shell
 from evener.sandboxes.folders import Deadline, OutOfTime
 from evener.sandboxes.forward_proxy import ForwardProxy, variables
 from evener.sandboxes.memory_kills import check_memory, memory_kills
@@ -56,13 +56,12 @@ from evener.sandboxes.tracked import tracked
 
 ARGUMENT_BYTES: Final = 1 << 17
 """The most bytes of one argument."""
-ARGUMENTS_BYTES: Final = 1 << 16
+ARGUMENTS_BYTES: Final = 3 << 19
+"""The most bytes of a program's arguments and variables together. The kernel takes 2 MiB, with what the image adds."""
+NAMES_BYTES: Final = 1 << 16
 """The most bytes of names that one `rm` is given."""
-STARTING_SECONDS: Final = 0.02
-"""The first pause between two looks at a program that is starting. Each further one is twice as long."""
 WRITABLE: Final = (HOME, TEMPORARY, TESTS, SOLUTION, LOGS)
 """Where programs write, besides the working directory, if the root is read-only."""
-ABSENT: Final = re.compile(r"executable file not found|no such file or directory")
 
 
 Rest = ParamSpec("Rest")
@@ -72,12 +71,13 @@ ResultT = TypeVar("ResultT")
 class DockerProcess:
     """A program in a container. With its end the container is killed."""
 
-    def __init__(self, sandbox: "DockerSandbox", exec_id: str, printed: BoundedLog, reading: asyncio.Task[None], user: str) -> None:
+    def __init__(self, sandbox: "DockerSandbox", shell: WaitingShell, printed: BoundedLog) -> None:
+        """`shell`: what has become the program."""
         self._sandbox = sandbox
-        self._exec_id = exec_id
+        self._exec_id = shell.exec_id
         self._printed = printed
-        self._reading = reading
-        self._user = user
+        self._reading = asyncio.create_task(shell.read())
+        self._user = shell.user
         self._kills = memory_kills()
 
     async def wait(self) -> int:
@@ -94,7 +94,7 @@ class DockerProcess:
                 async with asyncio.timeout(grace_seconds):
                     await self._sandbox.ask_to_end(self._user)
                     await asyncio.shield(self._reading)
-            except (TimeoutError, DockerError):  # it does not react, or has not left room for another process
+            except (TimeoutError, SandboxError):  # it has ended, does not react, or has not left room for another process
                 pass
         code = await self._sandbox.exit_code(self._exec_id) if self._reading.done() else None
         await self._sandbox.kill()
@@ -124,6 +124,8 @@ class DockerSandbox:
         self._has_links = False
         """Whether places are reached by links, so that what is written there is elsewhere."""
         self._runs = False
+        self._shell: WaitingShell | None = None
+        """What waits for the first program."""
         self._proxy: ForwardProxy | None = None
         self._environment: dict[str, str] = {}
         self.workdir = workdir_of(image, spec)
@@ -149,6 +151,8 @@ class DockerSandbox:
     async def warm(self) -> None:
         await self._run_container()
         self._seen = await self._look()
+        self._shell = await open_shell(self._docker, self._container, self._user, self.workdir)
+        await self._shell.ready()
 
     async def usable(self) -> bool:
         try:
@@ -157,7 +161,9 @@ class DockerSandbox:
             if cause.status == HTTPStatus.NOT_FOUND:
                 return False
             raise
-        return bool(state["Running"] and not state["Paused"]) if self._runs else state["Status"] == "created"
+        if not self._runs:
+            return bool(state["Status"] == "created")
+        return bool(state["Running"] and not state["Paused"]) and (self._shell is None or self._shell.waits)
 
     async def bring(self, folder: Path, place: str) -> None:
         try:
@@ -197,30 +203,26 @@ class DockerSandbox:
         self._before = self._seen or await self._look()
 
     async def start(self, program: Program) -> DockerProcess:
-        if (long := next((word for word in program.argv if len(word.encode()) >= ARGUMENT_BYTES), None)) is not None:
-            number = list(program.argv).index(long)
+        words = (*program.argv, *(f"{name}={value}" for name, value in program.environment.items()))
+        sizes = [len(word.encode(errors="surrogateescape")) for word in words]
+        if max(sizes) >= ARGUMENT_BYTES or sum(sizes) >= ARGUMENTS_BYTES:
+            longest = max(range(len(program.argv)), key=sizes.__getitem__)
             msg = (
                 f"cannot start {program.argv[0]!r}: its arguments and variables are longer than the system takes "
-                f"(the longest is argument {number} with {len(long)} characters; give a long instruction in a file)"
+                f"(the longest is argument {longest} with {len(program.argv[longest])} characters; give a long instruction in a file)"
             )
             raise Unstartable(msg)
-        if any("\0" in word for word in (*program.argv, *program.environment, *program.environment.values())):
+        if any("\0" in word for word in words):
             msg = f"cannot start {program.argv[0]!r}: embedded null byte"
             raise Unstartable(msg)
         await self._run_container()
-        user = program.user or self._user
         printed = BoundedLog(program.log_bytes)
-        exec_id, reading = await self._begin(program.argv, program.environment, user, printed)
-        process = DockerProcess(self, exec_id, printed, reading, user)
-        if not await self._has_begun(exec_id):
-            code = await process.wait()
-            said = printed.read().decode(errors="replace").strip()
-            if ABSENT.search(said):
-                msg = f"there is no program {program.argv[0]}"
-                raise ProgramMissing(msg)
-            msg = f"cannot start {program.argv[0]} ({code}): {said}"
-            raise Unstartable(msg)
-        return process
+        try:
+            shell = await self._begin(program.argv, program.environment, program.user or self._user, printed)
+        except Unstartable:
+            await self.kill()
+            raise
+        return DockerProcess(self, shell, printed)
 
     async def changes(self, limits: ChangeLimits) -> Changes:
         await self.kill()
@@ -237,6 +239,7 @@ class DockerSandbox:
         """Kill everything in the container at once."""
         if not self._runs:
             return
+        self._close_shell()
         try:
             await self._docker.post(f"{self._path}/kill")
         except DockerError as cause:
@@ -266,6 +269,7 @@ class DockerSandbox:
 
     async def remove(self) -> None:
         """Remove the container, with everything in it."""
+        self._close_shell()
         await self._close_proxy()
         await self._docker.delete(self._path, force="true", v="true")
 
@@ -307,6 +311,11 @@ class DockerSandbox:
             msg = f"cannot work in the container's namespaces: {cause}"
             raise SandboxLost(msg) from cause
 
+    def _close_shell(self) -> None:
+        if self._shell is not None:
+            self._shell.close()
+            self._shell = None
+
     async def _close_proxy(self) -> None:
         if self._proxy is not None:
             await self._proxy.aclose()
@@ -316,48 +325,43 @@ class DockerSandbox:
         """Run a program of ours to its end, beside what else runs. Raises SandboxError if it fails."""
         await self._run_container()
         printed = BoundedLog(1 << 12)
-        exec_id, reading = await self._begin(argv, {}, user or self._user, printed)
-        await reading
-        if (code := await self.exit_code(exec_id)) != 0:
+        shell = await self._begin(argv, {}, user or self._user, printed)
+        await shell.read()
+        if (code := await self.exit_code(shell.exec_id)) != 0:
             msg = f"{argv[0]} exited with {code}: {printed.read().decode(errors='replace')}"
             raise SandboxError(msg)
 
-    async def _begin(
-        self, argv: Sequence[str], environment: Mapping[str, str], user: str, printed: BoundedLog
-    ) -> tuple[str, "asyncio.Task[None]"]:
+    async def _begin(self, argv: Sequence[str], environment: Mapping[str, str], user: str, printed: BoundedLog) -> WaitingShell:
+        """Return what has become a program. Raises ProgramMissing, Unstartable, SandboxLost, DockerError."""
         self._seen = None
-        variables = self._environment | dict(environment)
-        wanted = {
-            "Cmd": list(argv),
-            "Env": [f"{name}={value}" for name, value in variables.items()],
-            "User": user,
-            "WorkingDir": self.workdir,
-            "AttachStdout": True,
-            "AttachStderr": True,
-        }
-        exec_id: str = (await self._docker.post(f"{self._path}/exec", wanted))["Id"]
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reading = asyncio.create_task(self._read(exec_id, printed, begun))
-        await asyncio.wait([begun, reading], return_when=asyncio.FIRST_COMPLETED)
-        if not begun.done():
-            await reading
-        return exec_id, reading
+        shell = await self._take_shell(user)
+        did_wait = shell.waits
+        try:
+            begins = await shell.become(argv, self._environment | dict(environment), printed)
+        except NotBegun as cause:
+            await self.check_alive()
+            if did_wait:
+                msg = f"what was prepared for {argv[0]} has ended: {cause.args[0]}"
+                raise SandboxLost(msg) from cause
+            msg = f"cannot start {argv[0]}: {cause.args[0]}"
+            raise Unstartable(msg) from cause
+        except BaseException:
+            shell.close()
+            raise
+        if not begins:
+            shell.close()
+            msg = f"there is no program {argv[0]}"
+            raise ProgramMissing(msg)
+        return shell
 
-    async def _read(self, exec_id: str, printed: BoundedLog, begun: "asyncio.Future[None]") -> None:
-        async with self._docker.stream("POST", f"/exec/{exec_id}/start", {"Detach": False, "Tty": False}) as response:
-            begun.set_result(None)
-            async for piece in output(response):
-                printed.add(piece)
-
-    async def _has_begun(self, exec_id: str) -> bool:
-        """Wait until a program runs, or return that it cannot."""
-        pause = STARTING_SECONDS
-        while True:
-            state = await self._docker.get(f"/exec/{exec_id}/json")
-            if state["Pid"] or state["ExitCode"] is not None:
-                return bool(state["Pid"])
-            await asyncio.sleep(pause)
-            pause *= 2
+    async def _take_shell(self, user: str) -> WaitingShell:
+        """Return the shell that waits, if it is the user's, or a new one. There is none afterwards."""
+        shell, self._shell = self._shell, None
+        if shell is not None and shell.user == user:
+            return shell
+        if shell is not None:
+            shell.close()
+        return await open_shell(self._docker, self._container, user, self.workdir)
 
     def _folders_above(self, place: str) -> list[str]:
         """Return the names of the folders above a place that are below one of ours."""
@@ -411,9 +415,9 @@ async def read_file(files: ContainerFiles, place: str, limit_bytes: int) -> byte
 def _batches(names: Sequence[str]) -> list[list[str]]:
     """Return names in lists, each of which fits in the arguments of a program."""
     batches: list[list[str]] = []
-    size = ARGUMENTS_BYTES
+    size = NAMES_BYTES
     for name in names:
-        if size + len(name.encode(errors="surrogateescape")) > ARGUMENTS_BYTES:
+        if size + len(name.encode(errors="surrogateescape")) > NAMES_BYTES:
             batches.append([])
             size = 0
         batches[-1].append(name)
