@@ -55,6 +55,7 @@ def base_image() -> bytes:
     """Return a root file system as a tar."""
     listed = subprocess.run(["dpkg", "-L", *PACKAGES], capture_output=True, text=True, check=False).stdout.splitlines()
     names = {name for name in listed if name.startswith("/") and name != "/." and not name.startswith(NOT_NEEDED)}
+    names |= {str(path) for name in names if name.endswith(".py") for path in compiled(Path(name))}
     buffer, seen = io.BytesIO(), set(LINKS)
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for link, target in LINKS.items():
@@ -67,6 +68,12 @@ def base_image() -> bytes:
                 seen.add(path[1:])
                 tar.add(path, arcname=path[1:], recursive=False)
     return buffer.getvalue()
+
+
+def compiled(module: Path) -> Iterator[Path]:
+    """Yield a module's bytecode with its folder. It is made when a package is installed, and no package lists it."""
+    for path in (module.parent / "__pycache__").glob(f"{module.stem}.cpython-*.pyc"):
+        yield from (path.parent, path)
 
 
 def die_with_parent() -> None:

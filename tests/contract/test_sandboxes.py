@@ -693,6 +693,55 @@ class TestDocker(IsolatingContract):
         names = {name for name in files_in(changes) if name.rpartition("/")[2] in {"x", "kept"}}
         assert names == {"logs/agent/x", f"{sandbox.workdir}/kept".strip("/")} | (set() if read_only else everywhere)
 
+    @pytest.mark.parametrize("command", [("kill",), ("exec", "--user", "1000")], ids=["container", "shell"])
+    async def test_what_was_prepared_and_has_ended_is_a_lost_sandbox(
+        self, sandboxes: Sandboxes, tmp_path: Path, docker_host: str, command: tuple[str, ...]
+    ) -> None:
+        """The container, or the shell in it. Either is not usable, and if it ends after that question, another attempt may succeed."""
+        async with sandboxes.open("lost") as lost:
+            await lost.warm()
+            assert await lost.usable()
+            name = container_name(str(tmp_path / "sandboxes"), "lost")
+            ending = ("sh", "-c", "kill -9 -1") if command[0] == "exec" else ()
+            ended = await asyncio.create_subprocess_exec("docker", "--host", docker_host, *command, name, *ending)
+            await ended.wait()
+
+            await until(lost.usable, lambda usable: not usable)
+            with pytest.raises(SandboxError) as raised:
+                await lost.start(sh("true"))
+            assert not isinstance(raised.value, Unstartable)
+
+    async def test_nothing_of_the_shell_that_waited_is_beside_its_program(self, sandboxes: Sandboxes) -> None:
+        """There is nobody to talk to: neither a process nor a descriptor."""
+        async with sandboxes.open("warm") as sandbox:
+            await sandbox.warm()
+            seen = "import os; print(*sorted(os.listdir('/proc/self/fd'))); print(os.readlink('/proc/self/fd/0'))"
+            others = "print(sum(name.isdigit() for name in os.listdir('/proc')), open('/proc/1/cmdline').read().split(chr(0))[0])"
+            code, said = await ran(sandbox, Program(argv=("python3", "-c", f"{seen}; {others}")))
+
+        assert (code, said.splitlines()) == (0, ["0 1 2 3", "/dev/null", "3 sh"])  # 3 lists the folder; sh, its sleep, and the program
+
+    async def test_programs_get_their_words_as_they_are(self, sandboxes: Sandboxes) -> None:
+        """Whatever a shell would make of them, and names that it knows no variable for."""
+        words = ("a b", "", "$HOME", "`id`", "it's", "two\nlines\n", "-n", "\\", "*", "\udcff")
+        variables = {"PLAIN": "a 'b' $c\n", "npm_config_//host:key": "x y", "A.B": "1"}
+        async with sandboxes.open("s") as sandbox:
+            shown = "import os, sys; print([sys.argv[1:], {name: os.environ.get(name) for name in sys.argv[-1].split()}])"
+            names = " ".join(variables)
+            code, said = await ran(sandbox, Program(argv=("python3", "-c", shown, *words, names), environment=variables))
+
+        assert (code, said) == (0, f"{[[*words, names], variables]}\n")
+
+    async def test_files_behind_links_of_the_image_are_part_of_the_settled_state(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """A home that leads to another place is written to when the sandbox was already looked at."""
+        (tmp_path / "Dockerfile").write_text("FROM evener-base\nRUN mkdir -p /srv/homes && ln -s /srv/homes /home\nUSER 1000\n")
+        async with sandboxes.open("s", SandboxSpec(image=ImageBuild(context=str(tmp_path)))) as sandbox:
+            await sandbox.warm()
+            await sandbox.write({"/home/agent/given": b"given"})
+            await sandbox.settle()
+            assert await ran(sandbox, sh("cat $HOME/given; echo 1 > /app/one")) == (0, "given")
+            assert files_in(await sandbox.changes(LIMITS)) == {"app/one": "1\n"}
+
     async def test_programs_run_as_the_tasks_user(self, sandboxes: Sandboxes) -> None:
         """Where the task has an image, root without any capability is the image's default."""
         for user, uid in (("daemon", "1"), ("4321", "4321"), (None, "0")):

@@ -171,8 +171,28 @@ async def test_warm_containers_serve_sessions(tmp_path: Path, docker_host: str) 
         await finished(client)
 
         assert count(registry, "evener_sandbox_starts_total", prepared="warm") == 3
-    listing = await asyncio.create_subprocess_exec(
-        *("docker", "--host", docker_host, "ps", "--all", "--format", '{{.Label "evener.sandboxes"}}'), stdout=asyncio.subprocess.PIPE
-    )
-    listed, _ = await listing.communicate()
-    assert str(tmp_path) not in listed.decode()
+    assert str(tmp_path) not in await docker(docker_host, "ps", "--all", "--format", '{{.Label "evener.sandboxes"}}')
+
+
+@pytest.mark.docker
+async def test_warm_container_in_which_nothing_waits_any_more_is_replaced(tmp_path: Path, docker_host: str) -> None:
+    """No session meets it: all run once."""
+    config = SandboxesConfig(docker=DockerConfig(host=docker_host, image="evener-base"))
+    async with scripted_engine(SCRIPT, smollm()) as engine, evener(tmp_path, engine, sandboxes=config) as (registry, client):
+        await submit(client, "ten-words", options("docker", samples=2))
+        await eventually(lambda: count(registry, "evener_warm_sandboxes", state="ready") == 1)
+        listed = await docker(docker_host, "ps", "--format", '{{.Names}} {{.Label "evener.sandboxes"}}')
+        [warm] = [line.split()[0] for line in listed.splitlines() if str(tmp_path) in line and "-warm-" in line]
+        await docker(docker_host, "exec", "--user", "1000", warm, "sh", "-c", "kill -9 -1")
+        engine.go(times=None)
+        await finished(client)
+
+        assert count(registry, "evener_warm_sandboxes_lost_total") == 1
+
+
+async def docker(host: str, *words: str) -> str:
+    """Return what the client of Docker prints."""
+    client = await asyncio.create_subprocess_exec("docker", "--host", host, *words, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await client.communicate()
+    assert client.returncode == 0
+    return printed.decode()

@@ -335,12 +335,12 @@ class DockerSandbox:
         """Return what has become a program. Raises ProgramMissing, Unstartable, SandboxLost, DockerError."""
         self._seen = None
         shell = await self._take_shell(user)
-        did_wait = shell.waits
+        was_ready = shell.is_ready
         try:
             begins = await shell.become(argv, self._environment | dict(environment), printed)
         except NotBegun as cause:
             await self.check_alive()
-            if did_wait:
+            if was_ready:
                 msg = f"what was prepared for {argv[0]} has ended: {cause.args[0]}"
                 raise SandboxLost(msg) from cause
             msg = f"cannot start {argv[0]}: {cause.args[0]}"

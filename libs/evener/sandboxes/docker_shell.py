@@ -43,18 +43,19 @@ class WaitingShell:
         self._pieces = attached.output()
         self._printed = BoundedLog(SAID_BYTES)
         self._rest = b""
-        self._is_ready = False
+        self.is_ready = False
+        """Whether it has begun to wait. It may have ended since."""
 
     @property
     def waits(self) -> bool:
-        """Whether it was ready, and still is."""
-        return self._is_ready and not self._attached.has_ended
+        """Whether it began to wait, and still does."""
+        return self.is_ready and not self._attached.has_ended
 
     async def ready(self) -> None:
         """Wait until it waits. Raises NotBegun, DockerError."""
-        if not self._is_ready:
+        if not self.is_ready:
             await self._told(READY)
-            self._is_ready = True
+            self.is_ready = True
 
     async def become(self, argv: Sequence[str], environment: Mapping[str, str], printed: BoundedLog) -> bool:
         """Have it become a program that prints to a log; return whether there is one of that name. Raises NotBegun, DockerError."""
@@ -78,14 +79,12 @@ class WaitingShell:
 
     async def _told(self, *marks: bytes) -> bytes:
         """Return the mark that comes next on stdout. What the program has complained of meanwhile is printed."""
-        while not self._rest:
-            stream, piece = await anext(self._pieces, (STDOUT, b""))
-            if stream != STDOUT:
+        if not self._rest:
+            async for stream, piece in self._pieces:
+                if stream == STDOUT:
+                    self._rest = piece
+                    break
                 self._printed.add(piece)
-            elif piece:
-                self._rest = piece
-            else:
-                break
         if self._rest[:1] not in marks:
             await self.read()
             raise NotBegun(self._printed.read().decode(errors="replace").strip() or "it ended without a word")
