@@ -734,7 +734,7 @@ class TestDocker(IsolatingContract):
 
     async def test_files_behind_links_of_the_image_are_part_of_the_settled_state(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
         """A home that leads to another place is written to when the sandbox was already looked at."""
-        (tmp_path / "Dockerfile").write_text("FROM evener-base\nRUN mkdir -p /srv/homes && ln -s /srv/homes /home\nUSER 1000\n")
+        (tmp_path / "Dockerfile").write_text("FROM evener-base\nRUN mkdir -p /srv/homes && rmdir /home && ln -s /srv/homes /home\nUSER 1000\n")
         async with sandboxes.open("s", SandboxSpec(image=ImageBuild(context=str(tmp_path)))) as sandbox:
             await sandbox.warm()
             await sandbox.write({"/home/agent/given": b"given"})
