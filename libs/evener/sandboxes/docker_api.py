@@ -20,9 +20,9 @@ API: Final = "/v1.41"
 UNIX: Final = "unix://"
 ANSWER_BYTES: Final = 64 << 20
 """The largest answer that is read, except archives and output, which have limits of their own."""
-CONNECT_SECONDS: Final = 10.0
+DAEMON_CONNECT_SECONDS: Final = 10.0
 HTTP_PORT: Final = 80
-READ_BYTES: Final = 1 << 16
+PIECE_BYTES: Final = 1 << 16
 CONTENT_LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length: *([0-9]{1,9})\r\n")
 HEADER_BYTES: Final = 8
 """Each frame of a program's output has a header: the stream's number, three zeros, and the length of what follows."""
@@ -68,7 +68,7 @@ class Docker:
         try:
             async with self._session.request(method, f"{self._base}{at}", params=params, **sent) as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise DockerError(_said(method, at, await response.content.read(READ_BYTES)), response.status)
+                    raise DockerError(_said(method, at, await response.content.read(PIECE_BYTES)), response.status)
                 yield response
         except (aiohttp.ClientError, OSError) as cause:
             msg = f"no answer from the Docker daemon at {self.host} to {method} {at}: {cause}"
@@ -79,7 +79,7 @@ class Docker:
         sent = json.dumps(body).encode()
         request = f"POST {API}{at} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Type: application/json\r\n"
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(DAEMON_CONNECT_SECONDS):
                 reader, writer = await self._connected()
         except OSError as cause:  # TimeoutError is one
             msg = f"no answer from the Docker daemon at {self.host} to POST {at}: {cause}"
@@ -103,7 +103,7 @@ class Docker:
         content = body.get("data", body.get("json"))
         async with self.stream(method, at, content, **params) as response:
             answer = bytearray()
-            while block := await response.content.read(READ_BYTES):
+            while block := await response.content.read(PIECE_BYTES):
                 answer += block
                 if len(answer) > ANSWER_BYTES:
                     msg = f"the answer to {method} {at} is longer than {ANSWER_BYTES} bytes"
@@ -131,7 +131,7 @@ class Attached:
             if status < HTTPStatus.BAD_REQUEST:
                 return
             length = CONTENT_LENGTH.search(head)
-            body = b"" if length is None else await self._reader.readexactly(min(int(length[1]), READ_BYTES))
+            body = b"" if length is None else await self._reader.readexactly(min(int(length[1]), PIECE_BYTES))
         except (OSError, EOFError, asyncio.LimitOverrunError, IndexError, ValueError) as cause:
             msg = f"no answer from the Docker daemon to POST {at}: {cause}"
             raise DockerError(msg) from cause
@@ -168,7 +168,7 @@ class Attached:
 
     async def _read(self) -> bytes:
         try:
-            return await self._reader.read(READ_BYTES)
+            return await self._reader.read(PIECE_BYTES)
         except OSError as cause:
             msg = f"the connection to the Docker daemon broke: {cause}"
             raise DockerError(msg) from cause
@@ -180,7 +180,7 @@ async def open_docker(host: str) -> AsyncIterator[Docker]:
     connector = aiohttp.UnixConnector(host.removeprefix(UNIX), limit=0) if host.startswith(UNIX) else aiohttp.TCPConnector(limit=0)
     base = f"http://docker{API}" if host.startswith(UNIX) else f"{host}{API}"
     async with aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=DAEMON_CONNECT_SECONDS)
     ) as session:
         yield Docker(session, base, host)
 

@@ -14,12 +14,12 @@ from evener.sandboxes.docker_api import Attached, Docker, DockerError
 from evener.sandboxes.output_log import BoundedLog
 
 STDOUT: Final = 1
-READY: Final = b"."
+WAITS: Final = b"."
 BEGINS: Final = b"b"
-MISSING: Final = b"m"
-WAITING: Final = f"""printf {READY.decode()}; eval "$(cat)\""""
+IS_MISSING: Final = b"m"
+WAITING: Final = f"""printf {WAITS.decode()}; eval "$(cat)\""""
 BECOMING: Final = f"""\
-found=$(command -v {{name}}) && case $found in */*) [ -f "$found" ] && [ -x "$found" ];; esac || {{{{ printf {MISSING.decode()}; exit; }}}}
+found=$(command -v {{name}}) && case $found in */*) [ -f "$found" ] && [ -x "$found" ];; esac || {{{{ printf {IS_MISSING.decode()}; exit; }}}}
 printf {BEGINS.decode()}
 exec {{words}} < /dev/null
 """
@@ -54,7 +54,7 @@ class WaitingShell:
     async def ready(self) -> None:
         """Wait until it waits. Raises NotBegun, DockerError."""
         if not self.is_ready:
-            await self._told(READY)
+            await self._told(WAITS)
             self.is_ready = True
 
     async def become(self, argv: Sequence[str], environment: Mapping[str, str], printed: BoundedLog) -> bool:
@@ -62,7 +62,7 @@ class WaitingShell:
         await self._attached.send_all(_script(argv, environment))
         await self.ready()
         self._printed = printed
-        return await self._told(BEGINS, MISSING) == BEGINS
+        return await self._told(BEGINS, IS_MISSING) == BEGINS
 
     async def read(self) -> None:
         """Read what it prints, to its end. Raises DockerError."""
