@@ -22,7 +22,7 @@ ANSWER_BYTES: Final = 64 << 20
 """The largest answer that is read, except archives and output, which have limits of their own."""
 DAEMON_CONNECT_SECONDS: Final = 10.0
 HTTP_PORT: Final = 80
-PIECE_BYTES: Final = 1 << 16
+DAEMON_READ_BYTES: Final = 1 << 16
 CONTENT_LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length: *([0-9]{1,9})\r\n")
 HEADER_BYTES: Final = 8
 """Each frame of a program's output has a header: the stream's number, three zeros, and the length of what follows."""
@@ -68,7 +68,7 @@ class Docker:
         try:
             async with self._session.request(method, f"{self._base}{at}", params=params, **sent) as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise DockerError(_said(method, at, await response.content.read(PIECE_BYTES)), response.status)
+                    raise DockerError(_said(method, at, await response.content.read(DAEMON_READ_BYTES)), response.status)
                 yield response
         except (aiohttp.ClientError, OSError) as cause:
             msg = f"no answer from the Docker daemon at {self.host} to {method} {at}: {cause}"
@@ -103,7 +103,7 @@ class Docker:
         content = body.get("data", body.get("json"))
         async with self.stream(method, at, content, **params) as response:
             answer = bytearray()
-            while block := await response.content.read(PIECE_BYTES):
+            while block := await response.content.read(DAEMON_READ_BYTES):
                 answer += block
                 if len(answer) > ANSWER_BYTES:
                     msg = f"the answer to {method} {at} is longer than {ANSWER_BYTES} bytes"
@@ -131,7 +131,7 @@ class Attached:
             if status < HTTPStatus.BAD_REQUEST:
                 return
             length = CONTENT_LENGTH.search(head)
-            body = b"" if length is None else await self._reader.readexactly(min(int(length[1]), PIECE_BYTES))
+            body = b"" if length is None else await self._reader.readexactly(min(int(length[1]), DAEMON_READ_BYTES))
         except (OSError, EOFError, asyncio.LimitOverrunError, IndexError, ValueError) as cause:
             msg = f"no answer from the Docker daemon to POST {at}: {cause}"
             raise DockerError(msg) from cause
@@ -168,7 +168,7 @@ class Attached:
 
     async def _read(self) -> bytes:
         try:
-            return await self._reader.read(PIECE_BYTES)
+            return await self._reader.read(DAEMON_READ_BYTES)
         except OSError as cause:
             msg = f"the connection to the Docker daemon broke: {cause}"
             raise DockerError(msg) from cause

@@ -14,14 +14,16 @@ from evener.sandboxes.docker_api import Attached, Docker, DockerError
 from evener.sandboxes.output_log import BoundedLog
 
 STDOUT: Final = 1
-WAITS: Final = b"."
-BEGINS: Final = b"b"
-IS_MISSING: Final = b"m"
-WAITING: Final = f"""printf {WAITS.decode()}; eval "$(cat)\""""
+WAITS_MARK: Final = b"."
+BEGINS_MARK: Final = b"b"
+ABSENT_MARK: Final = b"m"
+WAITING_SCRIPT: Final = f"""printf {WAITS_MARK.decode()}; eval "$(cat)\""""
 BECOMING: Final = f"""\
-found=$(command -v {{name}}) && case $found in */*) [ -f "$found" ] && [ -x "$found" ];; esac || {{{{ printf {IS_MISSING.decode()}; exit; }}}}
-printf {BEGINS.decode()}
-exec {{words}} < /dev/null
+if found=$(command -v {{name}}) && case $found in */*) [ -f "$found" ] && [ -x "$found" ];; esac; then
+    printf {BEGINS_MARK.decode()}
+    exec {{words}} < /dev/null
+fi
+printf {ABSENT_MARK.decode()}
 """
 """`command -v` prints names without a slash for what is built into the shell."""
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,7 +56,7 @@ class WaitingShell:
     async def ready(self) -> None:
         """Wait until it waits. Raises NotBegun, DockerError."""
         if not self.is_ready:
-            await self._told(WAITS)
+            await self._told(WAITS_MARK)
             self.is_ready = True
 
     async def become(self, argv: Sequence[str], environment: Mapping[str, str], printed: BoundedLog) -> bool:
@@ -62,7 +64,7 @@ class WaitingShell:
         await self._attached.send_all(_script(argv, environment))
         await self.ready()
         self._printed = printed
-        return await self._told(BEGINS, IS_MISSING) == BEGINS
+        return await self._told(BEGINS_MARK, ABSENT_MARK) == BEGINS_MARK
 
     async def read(self) -> None:
         """Read what it prints, to its end. Raises DockerError."""
@@ -95,7 +97,7 @@ class WaitingShell:
 async def open_shell(docker: Docker, container: str, user: str, workdir: str) -> WaitingShell:
     """Start a shell in a running container. Raises DockerError."""
     wanted = {
-        "Cmd": ["sh", "-c", WAITING],
+        "Cmd": ["sh", "-c", WAITING_SCRIPT],
         "User": user,
         "WorkingDir": workdir,
         "AttachStdin": True,
