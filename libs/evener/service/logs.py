@@ -25,6 +25,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 REPEAT_SECONDS: Final = 30.0
 MAX_REPEATING: Final = 1000
 """How many different lines are remembered: some libraries write ids into their messages."""
+MAX_TEXT: Final = 16_000
+"""The number of characters of an event or a traceback that are written."""
 
 
 class LogStream:
@@ -48,27 +50,25 @@ class RepeatFilter(logging.Filter):
     """Lets through one of the equal lines of a library in `seconds`; the next one tells how many were left out.
 
     While a broker is away, its clients log a line for each of their tries, thousands in a minute. Lines are equal if they differ only in
-    what is filled in. Lines with a traceback all pass.
+    what is filled in. Lines with a traceback are equal if their errors are of one type and were raised at the same place.
     """
 
     def __init__(self, seconds: float = REPEAT_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._seconds = seconds
         self._clock = clock
-        self._passed: dict[tuple[str, int, str], tuple[float, int]] = {}
-        """When a line of this logger, level and message passed, and how many were left out since."""
+        self._passed: dict[tuple[str, int, str, tuple[str, ...]], tuple[float, int]] = {}
+        """When a line of this logger, level, message and error passed, and how many were left out since."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is logged."""
-        if record.exc_info:
-            return True
-        line, now = (record.name, record.levelno, str(record.msg)), self._clock()
+        line, now = (record.name, record.levelno, str(record.msg), _raised(record)), self._clock()
         passed_at, left_out = self._passed.get(line, (float("-inf"), 0))
         if now - passed_at < self._seconds:
             self._passed[line] = passed_at, left_out + 1
             return False
         if left_out:
-            record.msg, record.args = f"{record.getMessage()} ({left_out} more like it since the last one)", ()
+            record.msg, record.args = f"{_message(record)} ({left_out} more like it since the last one)", ()
         if len(self._passed) >= MAX_REPEATING:
             self._passed.clear()
         self._passed[line] = now, 0
@@ -107,7 +107,7 @@ def set_up_logs(level: str, *, service: str, instance: str) -> None:
     ]
     # Tracebacks without local variables: those may hold secrets.
     plain = structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback)
-    lines: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    lines: list[Processor] = [structlog.processors.format_exc_info, _shorten, structlog.processors.JSONRenderer()]
     renderers: list[Processor] = [plain] if sys.stderr.isatty() else lines
     stream = cast("TextIO", LogStream(sys.stderr))
     structlog.configure(
@@ -125,6 +125,33 @@ def set_up_logs(level: str, *, service: str, instance: str) -> None:
         )
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return a line's text. What is filled in may not fit: then the line stays as it is, or its library would be told."""
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - as the arguments' own code raises
+        return str(record.msg)
+
+
+def _raised(record: logging.LogRecord) -> tuple[str, ...]:
+    """Return the type of a line's error, and where it was raised. Empty: it has none."""
+    if not record.exc_info or record.exc_info[0] is None:
+        return ()
+    kind, _, place = record.exc_info
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return (kind.__qualname__, *(() if place is None else (place.tb_frame.f_code.co_filename, str(place.tb_lineno))))
+
+
+def _shorten(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """Cut the middle out of long texts: some libraries quote all that they received."""
+    for key in ("event", "exception"):
+        text = line.get(key)
+        if isinstance(text, str) and len(text) > MAX_TEXT:
+            line[key] = f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+    return line
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

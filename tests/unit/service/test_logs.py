@@ -20,7 +20,7 @@ from structlog.contextvars import bound_contextvars
 from tests.support.service_context import serving
 
 from evener.service.exits import complain
-from evener.service.logs import RepeatFilter, RouteOf, set_up_logs
+from evener.service.logs import MAX_TEXT, RepeatFilter, RouteOf, set_up_logs
 
 FULL = Path("/dev/full")
 
@@ -165,7 +165,32 @@ def test_line_that_a_library_repeats_is_logged_once_in_a_while_and_counted(caplo
         "another line",
         "cannot connect to a node of another level",
         "a bug",
-        "a bug",
         "cannot connect to 7 (499 more like it since the last one)",
         "another line",
     ]
+
+
+def test_line_whose_arguments_do_not_fit_raises_nothing_into_its_library() -> None:
+    """Not even when it tells how often it was repeated."""
+    now = 0.0
+    line = logging.makeLogRecord({"name": "library", "levelno": 30, "msg": "%d tries", "args": ("x",)})
+    repeats = RepeatFilter(30.0, lambda: now)
+    assert [repeats.filter(line) for _ in range(2)] == [True, False]
+    now = 31.0
+    assert repeats.filter(line)
+    assert line.getMessage() == "%d tries (1 more like it since the last one)"
+
+
+@pytest.mark.usefixtures("_logging")
+def test_long_texts_are_cut_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
+    """A library quoted all that it had received: an agent could fill the disk."""
+    set_up_logs("info", service="scheduler", instance="s-1")
+    try:
+        float("x" * 200_000)
+    except ValueError:
+        logging.getLogger("library").exception("y" * 200_000)
+    [line] = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert len(line) < 3 * MAX_TEXT
+    assert told["exception"].startswith("Traceback")
+    assert told["exception"].endswith("x'")
