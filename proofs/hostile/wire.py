@@ -6,7 +6,7 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -15,10 +15,14 @@ from proofs.hostile.input import Input, Kind, Unexpected
 from proofs.hostile.running import Session, Site
 
 from evener.proto.reasons import TerminationReason
+from evener.runtime.open_files import allow_open_files
 
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 500
+MANY_CONNECTIONS: Final = 1200
 IDLE_READERS: Final = 300
+PAUSE_SECONDS: Final = 0.2
+CANARY_SECONDS: Final = 60.0
 QUIET_SECONDS: Final = 4.0
 """A server that says nothing for so long waits for more: the suite leaves."""
 BODY: Final = json.dumps(CHAT.text("hi")).encode()
@@ -34,10 +38,10 @@ def request(headers: str = "", body: bytes = BODY, *, length: int | str | None =
     return b"@HEAD@" + f"{headers}{counted}\r\n".encode() + body
 
 
-async def send(address: tuple[str, int], pieces: Sequence[Piece], *, close: bool = True) -> bytes:
-    """Send pieces and return all that comes back until the server closes, or is quiet."""
+async def exchange(address: tuple[str, int], pieces: Sequence[Piece], *, close: bool = True) -> tuple[bytes, bool]:
+    """Send pieces; return all that comes back until the server closes or is quiet, and whether it closed."""
     reader, writer = await asyncio.open_connection(*address)
-    said = b""
+    said, closed = b"", False
     try:
         with suppress(ConnectionError):
             for piece in pieces:
@@ -48,14 +52,21 @@ async def send(address: tuple[str, int], pieces: Sequence[Piece], *, close: bool
                     await asyncio.sleep(piece)
             if close:
                 writer.write_eof()
-        with suppress(ConnectionError, TimeoutError):
-            while data := await asyncio.wait_for(reader.read(1 << 16), QUIET_SECONDS):
-                said += data
+        while data := await asyncio.wait_for(reader.read(1 << 16), QUIET_SECONDS):
+            said += data
+        closed = True
+    except ConnectionError:
+        closed = True
     except TimeoutError:
-        pass  # it reads no more of this: fair
+        pass  # it reads no more of this, or waits for more: fair
     finally:
         writer.close()
-    return said
+    return said, closed
+
+
+async def send(address: tuple[str, int], pieces: Sequence[Piece], *, close: bool = True) -> bytes:
+    """Send pieces and return all that comes back until the server closes, or is quiet."""
+    return (await exchange(address, pieces, close=close))[0]
 
 
 def check(said: bytes) -> None:
@@ -63,6 +74,15 @@ def check(said: bytes) -> None:
     if SERVER_ERROR.search(said):
         msg = f"a fault of ours: {said[:300]!r}"
         raise Unexpected(msg)
+
+
+async def stay(address: tuple[str, int], pieces: Sequence[Piece]) -> bytes:
+    """Send pieces and keep the connection; return what comes back until the server closes. Raises Unexpected if nothing comes at all."""
+    said, closed = await exchange(address, pieces, close=False)
+    if not said and not closed:
+        msg = f"it says nothing, and keeps the connection for {QUIET_SECONDS:g} s"
+        raise Unexpected(msg)
+    return said
 
 
 def head(session: Session, path: str = CHAT.path) -> bytes:
@@ -91,6 +111,22 @@ def wire(name: str, pieces: Sequence[Piece], **given: Any) -> tuple[Input, Input
     )
 
 
+def broken(name: str, pieces: Sequence[Piece]) -> tuple[Input, Input]:
+    """Return two inputs whose client stays: a body that begins well, and goes on with what no server can read."""
+    begun = request("transfer-encoding: chunked\r\n", b"5\r\nhello\r\n", length="")
+
+    async def to_relay(site: Site) -> None:
+        async with site.session() as session:
+            check(await stay(session.address, [begun.replace(b"@HEAD@", head(session)), PAUSE_SECONDS, *pieces]))
+            CHAT.check(await session.post(CHAT.path, BODY), refused=False)
+
+    async def to_control(site: Site) -> None:
+        first = f"POST /tasks HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.token}\r\n".encode()
+        check(await stay(_address(site), [begun.replace(b"@HEAD@", first), PAUSE_SECONDS, *pieces]))
+
+    return _made(f"relay: a body that goes on with {name}", to_relay), _made(f"control: a body that goes on with {name}", to_control)
+
+
 def _address(site: Site) -> tuple[str, int]:
     host, _, port = site.up.url.removeprefix("http://").rpartition(":")
     return host, int(port)
@@ -105,6 +141,30 @@ async def idle_connections(site: Site, address: Callable[[Site, Session], tuple[
         finally:
             for _, writer in opened:
                 writer.close()
+
+
+async def no_bodies(site: Site) -> None:
+    """Announce ten large bodies that do not come, while another session is served."""
+    async with site.session() as idle, site.session() as other, AsyncExitStack() as stack:
+        for _ in range(10):
+            _, writer = await asyncio.open_connection(*idle.address)
+            stack.callback(writer.close)
+            writer.write(request(body=b"", length=32 * MIB - 200).replace(b"@HEAD@", head(idle)))
+        await asyncio.sleep(PAUSE_SECONDS)
+        for _ in range(3):
+            async with asyncio.timeout(QUIET_SECONDS * site.patience):
+                CHAT.check(await other.post(CHAT.path, BODY), refused=False)
+
+
+async def many_connections(site: Site) -> None:
+    """Open more connections to one relay than a process may often have open, while another session is served, and an ordinary one runs."""
+    allow_open_files()
+    async with site.session() as idle, site.session() as other, AsyncExitStack() as stack:
+        for _ in range(MANY_CONNECTIONS):
+            _, writer = await asyncio.open_connection(*idle.address)
+            stack.callback(writer.close)
+        CHAT.check(await other.post(CHAT.path, BODY), refused=False)
+        await site.canary(CANARY_SECONDS)
 
 
 async def readers(site: Site) -> None:
@@ -248,6 +308,15 @@ PIECES: Final[tuple[tuple[str, Sequence[Piece]], ...]] = (
     ("Expect of rubbish", [request("expect: the worst\r\n")]),
     ("40 MB", [request(body=b'{"x": "' + b"a" * (40 * MIB) + b'"}')]),
 )
+BROKEN: Final[tuple[tuple[str, Sequence[Piece]], ...]] = (
+    ("rubbish", [b"zz\r\n"]),
+    ("more than its chunk", [b"5\r\nhelloXX\r\n"]),
+    ("a chunk of 20 digits", [b"f" * 20 + b"\r\n"]),
+    ("600 trailers", [b"0\r\n" + b"".join(b"t%d: x\r\n" % number for number in range(600)) + b"\r\n"]),
+    ("a bad trailer", [b"0\r\nno trailer\r\n\r\n"]),
+    ("a trailer of 70 KB", [b"0\r\nt: " + b"x" * 70_000 + b"\r\n\r\n"]),
+    ("30 MB of trailers", [b"0\r\n", *[b"t: " + b"x" * 60_000 + b"\r\n"] * 500]),
+)
 UNSERVED: Final[tuple[tuple[str, str, str], ...]] = (
     ("a header of 70 KB", CHAT.path, f"x: {'x' * 70_000}\r\n"),
     ("an address of 70 KB", f"{CHAT.path}?x={'x' * 70_000}", ""),
@@ -260,9 +329,12 @@ UNSERVED: Final[tuple[tuple[str, str, str], ...]] = (
 )
 WIRE: Final = (
     *(made for name, pieces in PIECES for made in wire(name, pieces)),
+    *(made for name, pieces in BROKEN for made in broken(name, pieces)),
     *(_made(f"relay: after a sampled call {name}", partial(unserved, path=path, headers=said)) for name, path, said in UNSERVED),
     _made("relay: 500 idle connections", partial(idle_connections, address=lambda _, session: session.address)),
     _made("control: 500 idle connections", partial(idle_connections, address=lambda site, _: _address(site))),
+    _made("relay: 1,200 connections of one session", many_connections),
+    _made("relay: ten large bodies that do not come", no_bodies),
     _made("control: 300 readers of groups that never read", readers),
     _made("relay: twenty bodies, a byte a time", slow_bodies),
     _made("relay: connections reset in the middle of a body", reset),

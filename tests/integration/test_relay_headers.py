@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from yarl import URL
 
 from evener.dialects.registry import DIALECTS
 from evener.proto.reasons import CallFailure
-from evener.sandbox_runner.http_server import MAX_HEADERS_BYTES
+from evener.sandbox_runner.http_server import MAX_CONNECTIONS, MAX_HEADERS_BYTES
 
 LONG = 60_000
 SECONDS = 30.0
@@ -77,3 +78,24 @@ async def test_long_bodies_in_many_pieces_are_not_taken_for_headers(gateway: Fra
         for _ in range(3):
             async with agent.post(long) as response:
                 assert response.status == 200
+
+
+async def test_connections_that_say_nothing_are_limited_and_hinder_no_other_session(gateway: FramesGateway) -> None:
+    """They used up the descriptors of the runner, which ended the other sessions."""
+    async with harness(gateway) as idle, harness(gateway) as other, AsyncExitStack() as stack:
+        at = URL(idle.url)
+        for _ in range(MAX_CONNECTIONS):
+            _, writer = await asyncio.open_connection(at.host, at.port)
+            stack.callback(writer.close)
+        async with asyncio.timeout(SECONDS):
+            async with idle.post() as response:
+                assert (response.status, f"{MAX_CONNECTIONS} connections" in await response.text()) == (503, True)
+            assert await other.text() == "hello"
+        [failures] = idle.report.failures
+        assert failures.reason is CallFailure.REFUSED
+        writer.close()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                async with idle.post() as response:
+                    if response.status == 200:
+                        break

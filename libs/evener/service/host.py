@@ -24,6 +24,7 @@ from evener.blobs.waited import BLOB_TIMINGS, BlobTimings
 from evener.bus.open import open_bus
 from evener.proto.ids import new_id
 from evener.runtime import faults
+from evener.runtime.open_files import allow_open_files
 from evener.service.altered_topics import AlteredTopics
 from evener.service.auth import load_secrets
 from evener.service.certificate import certificate_of
@@ -59,6 +60,7 @@ Beside = Callable[[ServiceContext], AbstractAsyncContextManager[object]]
 
 def run_process(config: ServiceConfig, wanted: Sequence[Wanted], *, beside: Sequence[Beside] = (), state_file: bool = False) -> int:
     """Run services in this process until a signal ends it; return the exit code."""
+    allow_open_files()
     faults.arm(os.environ.get("EVENER_FAULTS", ""))
     name = wanted[0].name if len(wanted) == 1 else "up"
     set_up_logs(config.log_level, service=name, instance=config.instance)

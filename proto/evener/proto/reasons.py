@@ -26,7 +26,7 @@ class ExitCause(StrEnum):
     SANDBOX_LOST = "sandbox_lost"
     """The sandbox or its runner failed while the harness ran."""
     STOPPED = "stopped"
-    """The runner was asked to stop while the harness ran. Another attempt may run elsewhere."""
+    """The runner was asked to stop while the harness ran, or could open no further file. Another attempt may run elsewhere."""
 
 
 class CallFailure(StrEnum):

@@ -13,8 +13,16 @@ MAX_HEADERS_BYTES: Final = 256 << 10
 """The limit of all headers of a request together. The parser has none."""
 LINGER_SECONDS: Final = 2.0
 """How long what is still sent after a refusal is thrown away: a connection that is reset takes the refusal with it."""
+MAX_CONNECTIONS: Final = 512
+"""The connections to one relay at a time: more than the sub-agents of a harness have."""
+IDLE_SECONDS: Final = 300.0
+"""How long a connection may wait for its next request, or for the end of its headers. Clients close theirs after 90 s at the latest."""
+BUFFER_BYTES: Final = 64 << 10
+"""How much of a body a connection keeps before somebody reads it."""
 OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
+    "keepalive_timeout": IDLE_SECONDS,
+    "read_bufsize": BUFFER_BYTES,
     "auto_decompress": False,  # a body that cannot be decoded is refused in the dialect
     "max_line_size": MAX_LINE_BYTES,
     "max_field_size": MAX_LINE_BYTES,
@@ -22,6 +30,8 @@ OPTIONS: Final[dict[str, Any]] = {
 }
 
 TOO_MUCH: Final = f"the headers are longer than {MAX_HEADERS_BYTES} bytes together; send fewer or shorter ones"
+
+CROWDED: Final = f"this relay has {MAX_CONNECTIONS} connections; use those, or close some"
 
 
 class Respond(Protocol):
@@ -47,9 +57,23 @@ class HttpServer(web.Server):
         super().__init__(answer, handler_cancellation=True)
         self._refuse = refuse
 
-    def __call__(self) -> web.RequestHandler:
+    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
         """Return the handler of a new connection."""
-        return _Connection(self, self._refuse)
+        if len(self.connections) < MAX_CONNECTIONS:
+            return _Connection(self, self._refuse)
+        return _Crowded(self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, CROWDED))
+
+
+class _Crowded(asyncio.Protocol):
+    """A connection that is refused."""
+
+    def __init__(self, refusal: web.Response) -> None:
+        self._refusal = refusal
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.write(_written(self._refusal))
+        transport.close()
 
 
 class BrokenBody(Exception):
@@ -113,13 +137,11 @@ class _Connection(web.RequestHandler):
     def _break_off(self) -> None:
         """Refuse the request whose headers do not end, if no other is being answered, and close the connection."""
         self._refused = True
-        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        body = self._refuse(status, TOO_MUCH, _path(bytes(self._head))).body
-        if self.transport is None or self._current_request is not None or not isinstance(body, bytes):
+        refusal = self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_MUCH, _path(bytes(self._head)))
+        if self.transport is None or self._current_request is not None:
             self.force_close()
             return
-        said = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(said.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.write(_written(refusal))
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self.force_close)
 
     def handle_error(
@@ -137,6 +159,13 @@ class _Connection(web.RequestHandler):
 def headers_bytes(request: web.BaseRequest) -> int:
     """Return the length of a request's headers together."""
     return sum(len(name) + len(value) for name, value in request.raw_headers)
+
+
+def _written(refusal: web.Response) -> bytes:
+    """Return a response as it is sent on a connection that has no request."""
+    body = refusal.body if isinstance(refusal.body, bytes) else b""
+    said = f"HTTP/1.1 {refusal.status} {refusal.reason}\r\ncontent-type: {refusal.content_type}\r\ncontent-length: {len(body)}\r\n"
+    return said.encode() + b"connection: close\r\n\r\n" + body
 
 
 def _path(head: bytes) -> str:

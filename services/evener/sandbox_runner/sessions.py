@@ -26,6 +26,7 @@ from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
 from evener.proto.topics import Topic
 from evener.runtime.faults import point
+from evener.runtime.open_files import lacked_files
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, one_line, told_excluded
@@ -137,7 +138,7 @@ class AttemptRun:
         except NoStart as reason:
             return None, harness, Exit(cause=ExitCause.NO_START, detail=one_line(str(reason)))
         except (BlobError, SandboxError, OSError) as lost:
-            return None, harness, Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)))
+            return None, harness, Exit(cause=_cause_of(lost), detail=one_line(str(lost)))
 
     async def _live(self, prepared: PreparedLaunch | None, position: Position) -> Exit:
         """Run the harness, or keep the recording open, behind an open relay."""
@@ -158,7 +159,7 @@ class AttemptRun:
         except Unstartable as missing:
             return Exit(cause=ExitCause.NO_START, detail=one_line(str(missing)))
         except (BlobError, SandboxError, OSError) as lost:
-            return Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)), agent_seconds=clock.seconds())
+            return Exit(cause=_cause_of(lost), detail=one_line(str(lost)), agent_seconds=clock.seconds())
         return found
 
     async def _step(
@@ -372,3 +373,8 @@ async def _spent(clock: AgentClock, limit: float | None) -> None:
     while left > 0:
         await asyncio.sleep(max(left, TICK_SECONDS))
         left = limit - clock.seconds()
+
+
+def _cause_of(lost: Exception) -> ExitCause:
+    """Return why an attempt ended. One for which no file could be opened is handed back, and counts as none."""
+    return ExitCause.STOPPED if lacked_files(lost) else ExitCause.SANDBOX_LOST
