@@ -12,7 +12,7 @@ from yarl import URL
 
 from evener.dialects.registry import DIALECTS
 from evener.proto.reasons import CallFailure
-from evener.sandbox_runner.http_server import MAX_CONNECTIONS, MAX_HEADERS_BYTES
+from evener.sandbox_runner.http_server import MAX_HEADERS_BYTES, RELAY_CONNECTIONS
 
 LONG = 60_000
 SECONDS = 30.0
@@ -84,12 +84,12 @@ async def test_connections_that_say_nothing_are_limited_and_hinder_no_other_sess
     """They used up the descriptors of the runner, which ended the other sessions."""
     async with harness(gateway) as idle, harness(gateway) as other, AsyncExitStack() as stack:
         at = URL(idle.url)
-        for _ in range(MAX_CONNECTIONS):
+        for _ in range(RELAY_CONNECTIONS):
             _, writer = await asyncio.open_connection(at.host, at.port)
             stack.callback(writer.close)
         async with asyncio.timeout(SECONDS):
             async with idle.post() as response:
-                assert (response.status, f"{MAX_CONNECTIONS} connections" in await response.text()) == (503, True)
+                assert (response.status, f"{RELAY_CONNECTIONS} connections" in await response.text()) == (503, True)
             assert await other.text() == "hello"
         [failures] = idle.report.failures
         assert failures.reason is CallFailure.REFUSED

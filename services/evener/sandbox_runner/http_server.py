@@ -13,7 +13,7 @@ MAX_HEADERS_BYTES: Final = 256 << 10
 """The limit of all headers of a request together. The parser has none."""
 LINGER_SECONDS: Final = 2.0
 """How long what is still sent after a refusal is thrown away: a connection that is reset takes the refusal with it."""
-MAX_CONNECTIONS: Final = 512
+RELAY_CONNECTIONS: Final = 512
 """The connections to one relay at a time: more than the sub-agents of a harness have."""
 IDLE_SECONDS: Final = 300.0
 """How long a connection may wait for its next request, or for the end of its headers. Clients close theirs after 90 s at the latest."""
@@ -31,7 +31,7 @@ OPTIONS: Final[dict[str, Any]] = {
 
 TOO_MUCH: Final = f"the headers are longer than {MAX_HEADERS_BYTES} bytes together; send fewer or shorter ones"
 
-CROWDED: Final = f"this relay has {MAX_CONNECTIONS} connections; use those, or close some"
+CROWDED: Final = f"this relay has {RELAY_CONNECTIONS} connections; use those, or close some"
 
 
 class Respond(Protocol):
@@ -59,7 +59,7 @@ class HttpServer(web.Server):
 
     def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
         """Return the handler of a new connection."""
-        if len(self.connections) < MAX_CONNECTIONS:
+        if len(self.connections) < RELAY_CONNECTIONS:
             return _Connection(self, self._refuse)
         return _Crowded(self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, CROWDED))
 
