@@ -158,7 +158,10 @@ def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> No
     as_json = json.loads(shell.run("show", opened["session"], "--json"))
     export = ("groups", "export", "--purpose", "collect", "--out")
     rows = {suffix: shell.lines(*export, str(tmp_path / f"rows.{suffix}")) for suffix in ("jsonl", "parquet")}
+    (as_datums,) = shell.lines(*export, str(tmp_path / "datums.jsonl"), "--format", "tinker")
 
+    assert as_datums["rows"] == 0
+    assert ["is of purpose collect" in why for why in as_datums["refused"].values()] == [True]
     assert (ended["exit_code"], ended["rewards"]) == (0, [0.5])
     assert "#1 root: first" in tree
     assert "Say hello." in shown
