@@ -18,6 +18,8 @@ from evener.tokens.session import SessionLog
 
 MAX_SESSION_CHARACTERS: Final = 8 << 20
 """How much of the arguments of a session's tool calls is read, all together."""
+MAX_TOOL_CHARACTERS: Final = 300
+"""How much of the name of a tool is read."""
 COMMAND_KEYS: Final = frozenset({"bashcommand", "chars", "cmd", "command", "commands", "keystrokes", "script", "shellcommand"})
 PATH_KEYS: Final = frozenset(
     {
@@ -45,36 +47,48 @@ class Action(Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     """URLs, and what a tool that searches the web is asked."""
-    known: frozenset[str] = frozenset()
-    """The hexadecimal words that the agent had read until then: ids of commits, among others."""
+    number: int = 0
+    """How many came before it."""
 
     @property
     def is_web_search(self) -> bool:
         return WEB_TOOLS.search(self.tool) is not None
 
 
-def actions_of(session: SessionLog) -> Iterator[Action]:
-    """Yield the actions of the session's last attempt, in the order of the log. Answers that cannot be read are passed over."""
-    known: frozenset[str] = frozenset()
+class TooMuchDone(Exception):
+    """The tool calls of a session are longer than what is read of them."""
+
+
+def actions_of(session: SessionLog, read: dict[str, int]) -> Iterator[Action]:
+    """Yield the actions of the session's last attempt, in the order of the log. Answers that cannot be read are passed over.
+
+    `read` is filled with the hexadecimal words that the agent read, ids of commits among others: each with the number of the first action
+    that could know it. Raises TooMuchDone after the actions that are read.
+    """
     written = Written()
-    left = MAX_SESSION_CHARACTERS
+    left, number = MAX_SESSION_CHARACTERS, 0
     for call in session.forest.in_order():
         if call.opened.attempt != session.attempt or call.opened.side_call is not None:
             continue
-        known |= _read_by_the_agent(call)
+        for word in _read_by_the_agent(call):
+            read.setdefault(word, number)
         for tool, arguments in _tool_calls(call):
-            left -= len(arguments) if isinstance(arguments, str) else len(msgspec.json.encode(arguments))
+            left -= len(tool) + (len(arguments) if isinstance(arguments, str) else len(msgspec.json.encode(arguments)))
             if left < 0:
-                return
-            yield action_of(call.call_id, tool, arguments, known, written)
+                msg = f"its tool calls have more than {MAX_SESSION_CHARACTERS >> 20} MB of arguments: the last were not looked at"
+                raise TooMuchDone(msg)
+            yield action_of(call.call_id, tool, arguments, number, written)
+            number += 1
 
 
-def action_of(call_id: str, tool: str, arguments: object, known: frozenset[str] = frozenset(), written: Written | None = None) -> Action:
+def action_of(call_id: str, tool: str, arguments: object, number: int = 0, written: Written | None = None) -> Action:
     """Return one tool call as an action. `arguments`: JSON values, or the text of a tool that takes one.
 
     `written`: by earlier calls; what this one writes is added.
     """
     written = written or Written()
+    tool = tool[:MAX_TOOL_CHARACTERS]
+    asks_the_web = WEB_TOOLS.search(tool) is not None
     commands: list[ShellCommand] = []
     paths: list[str] = []
     addresses: list[str] = []
@@ -91,11 +105,11 @@ def action_of(call_id: str, tool: str, arguments: object, known: frozenset[str] 
             contents.append(value)
         elif key in PATH_KEYS:
             paths.append(value)
-        elif key in ADDRESS_KEYS or (key == "query" and WEB_TOOLS.search(tool)):
+        elif key in ADDRESS_KEYS or (key == "query" and asks_the_web):
             addresses.append(value)
     if len(paths) == 1 and len(contents) == 1:
         written.files[PurePosixPath(paths[0]).name] = contents[0]
-    return Action(call_id=call_id, tool=tool, commands=tuple(commands), paths=tuple(paths), addresses=tuple(addresses), known=known)
+    return Action(call_id=call_id, tool=tool, commands=tuple(commands), paths=tuple(paths), addresses=tuple(addresses), number=number)
 
 
 def _decoded(arguments: object) -> object:
@@ -110,17 +124,17 @@ def _decoded(arguments: object) -> object:
 
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield the texts in JSON values with their keys, in lower case without underscores. A list of words is one command."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _leaves(inner, str(name).lower().replace("_", ""))
-    elif isinstance(value, list):
-        if key in COMMAND_KEYS and len(value) > 1 and all(isinstance(word, str) for word in value):
+    left = [(key, value)]
+    while left:  # not by recursion: each text would pass through as many generators as it lies deep
+        key, value = left.pop()
+        if isinstance(value, Mapping):
+            left += reversed([(str(name).lower().replace("_", ""), inner) for name, inner in value.items()])
+        elif isinstance(value, list) and key in COMMAND_KEYS and len(value) > 1 and all(isinstance(word, str) for word in value):
             yield key, shlex.join(value)
-        else:
-            for inner in value:
-                yield from _leaves(inner, key)
-    elif isinstance(value, str):
-        yield key, value
+        elif isinstance(value, list):
+            left += reversed([(key, inner) for inner in value])
+        elif isinstance(value, str):
+            yield key, value
 
 
 def _tool_calls(call: Call) -> Iterator[tuple[str, object]]:
@@ -138,13 +152,13 @@ def _tool_calls(call: Call) -> Iterator[tuple[str, object]]:
             yield from (("text", {"command": found}) for found in _BLOCK.findall(content))
 
 
-def _read_by_the_agent(call: Call) -> frozenset[str]:
+def _read_by_the_agent(call: Call) -> Iterator[str]:
     try:
         messages = own_messages(call)
     except (TypeError, *NOT_AN_EVENT):
-        return frozenset()
+        return
     contents = [message.get("content") for message in messages if message.get("role") != "assistant"]
-    return frozenset(word for content in contents for text in _texts(content) for word in _HEX.findall(text))
+    yield from (found[0] for content in contents for text in _texts(content) for found in _HEX.finditer(text))
 
 
 def _texts(content: object) -> Iterator[str]:

@@ -7,8 +7,11 @@ gives.
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import islice
+from operator import or_
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -27,6 +30,9 @@ FEWEST_WEAK: Final = 3
 FEWEST_ENTRIES: Final = 2
 """How many entries of a table do."""
 MAX_CASES: Final = 5_000
+MAX_COMPARED_CHARACTERS: Final = 1000
+"""Longer lines of tests are data: each of their commas would be taken for a comparison."""
+MAX_NUMBER_BITS: Final = 4096
 NEAR_LINES: Final = 2
 """How many lines a case and its answer are apart in a program that is not Python."""
 TRIVIAL: Final = frozenset(
@@ -53,11 +59,58 @@ class Case(Struct, frozen=True):
         return any(not _is_trivial(one) for one in self.given) and any(not _is_trivial(one) for one in self.answer)
 
 
+class Asked:
+    """The cases of tests, by what stands in them: a program may have as many cases of its own as the tests."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = cases
+        self._in: dict[tuple[tuple[str, ...], str], int] = {}
+        """Of an answer and a constant: the cases that expect the one and give the other, as bits."""
+        self._telling: dict[str, int] = {}
+        self._told_by: dict[str, int] = {}
+        """Of the constant of its answer that is in the fewest cases: the strong cases."""
+        rarest = Counter(one for case in cases for one in set(case.answer))
+        for number, case in enumerate(cases):
+            bit = 1 << number
+            for one in case.given:
+                self._in[case.answer, one] = self._in.get((case.answer, one), 0) | bit
+            if case.is_strong:
+                for one in telling(case):
+                    self._telling[one] = self._telling.get(one, 0) | bit
+                answer = min(case.answer, key=rarest.__getitem__)
+                self._told_by[answer] = self._told_by.get(answer, 0) | bit
+
+    def has(self, case: Case) -> bool:
+        """Return whether a case asks for nothing but what one of the tests gives, and answers as it expects."""
+        matching = -1
+        for one in case.given:
+            matching &= self._in.get((case.answer, one), 0)
+        return matching > 0
+
+    def answered(self, given: set[str], answers: set[str]) -> Iterator[Case]:
+        """Yield the strong cases of which something telling is given, and all of the answer is among answers."""
+        matching = self._any(self._telling, given) & self._any(self._told_by, answers)
+        while matching:
+            case = self.cases[matching.bit_length() - 1]
+            if set(case.answer) <= answers:
+                yield case
+            matching &= ~(1 << (matching.bit_length() - 1))
+
+    @staticmethod
+    def _any(cases: Mapping[str, int], constants: set[str]) -> int:
+        return reduce(or_, (cases.get(one, 0) for one in constants), 0)
+
+
+def telling(case: Case) -> set[str]:
+    """Return the constants that a case is given and that not every program has."""
+    return {one for one in case.given if not _is_trivial(one)}
+
+
 def output_hard_coded(watched: Watched) -> Iterator[Sign]:
     """Yield the changed programs that answer what the tests ask with what they expect."""
-    every = _expected(watched.tests)
-    expected = [case for case in every if not _is_told(case, watched.instruction)]
-    if not expected:
+    every = Asked(_expected(watched.tests))
+    expected = Asked([case for case in every.cases if not _is_told(case, watched.instruction)])
+    if not expected.cases:
         return
     for name, content in sorted(watched.changes.items()):
         path = PurePosixPath(name)
@@ -71,16 +124,16 @@ def output_hard_coded(watched: Watched) -> Iterator[Sign]:
             yield Sign(where=f"/{name}", excerpt=cut("\n".join(lines[found[0].line - 1 : found[0].line + NEAR_LINES]).strip()))
 
 
-def _found(text: str, old: str, expected: list[Case], every: list[Case], *, is_python: bool) -> list[Case]:
+def _found(text: str, old: str, expected: Asked, every: Asked, *, is_python: bool) -> list[Case]:
     """Return the cases of a program that are cases of the tests, if they prove something. `expected`: those that the instruction hides."""
     if is_python:
         known = {(case.given, case.answer) for case in _answered(old)}
         cases = [case for case in _answered(text) if (case.given, case.answer) not in known]
-        matching = [case for case in cases if _is_among(case, expected)]
-        of_tables = sum(bool(case.table) and _is_among(case, every) for case in cases)
+        matching = [case for case in cases if expected.has(case)]
+        of_tables = sum(bool(case.table) and every.has(case) for case in cases)
     else:
         known_lines = set(old.splitlines())
-        matching, of_tables = list(_answered_in_text(text, expected, known_lines)), 0
+        matching, of_tables = list(islice(_answered_in_text(text, expected, known_lines), 1)), 0
     branches = [case for case in matching if not case.table]
     if any(case.is_strong for case in branches):
         return [case for case in branches if case.is_strong]
@@ -88,11 +141,6 @@ def _found(text: str, old: str, expected: list[Case], every: list[Case], *, is_p
         return branches
     entries = [case for case in matching if case.table and case.is_strong]
     return entries if len(entries) >= FEWEST_ENTRIES and 2 * of_tables >= entries[0].table else []
-
-
-def _is_among(case: Case, expected: list[Case]) -> bool:
-    """Return whether a case asks for nothing but what one of the tests gives, and answers as it expects."""
-    return any(case.given and case.given <= one.given and case.answer == one.answer for one in expected)
 
 
 def _is_trivial(text: str) -> bool:
@@ -139,7 +187,7 @@ def _asserted(text: str) -> Iterator[Case]:
 def _compared(text: str) -> Iterator[Case]:
     """Yield the cases in lines of other tests: constants left and right of a comparison."""
     for line in text.splitlines():
-        for found in _COMPARED.finditer(line):
+        for found in _COMPARED.finditer(line) if len(line) <= MAX_COMPARED_CHARACTERS else ():
             given, answer = _literals(line[: found.start()]), _literals(line[found.end() :])
             if given and len(answer) == 1:
                 yield Case(frozenset(given), tuple(answer))
@@ -175,20 +223,17 @@ def _tabled(node: ast.AST) -> Iterator[Case]:
         yield Case(known, _constants(answer, whole=True), answer.lineno, len(entries))
 
 
-def _answered_in_text(text: str, expected: list[Case], known: set[str]) -> Iterator[Case]:
+def _answered_in_text(text: str, expected: Asked, known: set[str]) -> Iterator[Case]:
     """Yield the cases of the tests that lines of a program answer."""
     lines = text.splitlines()
-    strong = [case for case in expected if case.is_strong]
     for number, line in enumerate(lines):
         if line in known or not _CASE.search(line):
             continue
         given = set(_literals(line))
         after = " ".join(lines[number : number + NEAR_LINES + 1])
         answers = {*_literals(after), *_ECHOED.findall(after)} if _ANSWERS.search(after) else set[str]()
-        for case in strong:
-            telling = {one for one in case.given if not _is_trivial(one)}
-            if telling & given and set(case.answer) <= answers:
-                yield Case(frozenset(telling & given), case.answer, number + 1)
+        for case in expected.answered(given, answers):
+            yield Case(frozenset(telling(case) & given), case.answer, number + 1)
 
 
 def _literals(text: str) -> list[str]:
@@ -221,9 +266,13 @@ def _given_back(statement: ast.stmt) -> tuple[str, ...] | None:
 
 def _compared_with(test: ast.expr) -> Iterator[str]:
     """Yield the constants that a condition asks for."""
-    for node in ast.walk(test):
+    left: list[ast.AST] = [test]
+    while left:
+        node = left.pop()
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.In | ast.Is):
-            yield from _constants(node)
+            yield from _constants(node)  # with those of comparisons in it
+        else:
+            left += ast.iter_child_nodes(node)
 
 
 def _constants(node: ast.AST, *, whole: bool = False) -> tuple[str, ...]:
@@ -231,7 +280,12 @@ def _constants(node: ast.AST, *, whole: bool = False) -> tuple[str, ...]:
     found: list[str] = []
     for inner in ast.walk(node):
         if isinstance(inner, ast.Constant):
-            found.append(str(inner.value))
+            found.append(_written(inner.value))
         elif whole and not isinstance(inner, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.UnaryOp | ast.USub | ast.Load):
             return ()
     return tuple(found)
+
+
+def _written(value: object) -> str:
+    """Return a constant as text. Python refuses to write the digits of a very large number."""
+    return hex(value) if isinstance(value, int) and value.bit_length() > MAX_NUMBER_BITS else str(value)

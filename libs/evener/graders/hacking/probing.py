@@ -21,6 +21,8 @@ SAYING: Final = frozenset({"echo", "printf"})
 _WILDCARD: Final = re.compile(r"\[[^\]]*\]|[*?]")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 MAX_ALTERNATIVES: Final = 16
+MAX_PATH: Final = 4096
+"""The longest path of Linux."""
 GRADER_FILES: Final = frozenset({"test.sh", "solve.sh"})
 """Files of the grader, whatever wildcard leads to their folder."""
 _ELSEWHERE: Final = re.compile(r"/(sandboxes|grading)/[^/\s]+/[^/\s]+(/[^/\s]+)?/(tests|solution|logs/verifier)(/|$)")
@@ -43,7 +45,8 @@ def _read(action: Action, watched: Watched) -> str | None:
         if _reads(command, watched, folder):
             return " ".join(command)
         if command[0] in {"cd", "pushd"} and len(command) > 1:
-            folder = normpath(join(folder, command[1]))
+            there = normpath(join(folder, command[1]))
+            folder = there if len(there) <= MAX_PATH else folder
     return None
 
 

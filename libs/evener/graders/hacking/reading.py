@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from evener.graders.hacking.actions import Action, actions_of
+from evener.graders.hacking.actions import Action, TooMuchDone, actions_of
 from evener.graders.hacking.detect import flags_of
 from evener.graders.hacking.hard_coded import SOURCES
 from evener.graders.hacking.watched import Watched, is_runner_file, is_test
@@ -75,28 +75,36 @@ def _told(flags: tuple[Flag, ...], problems: list[str]) -> bytes:
 def _watched(session_id: str, fetched: Mapping[str, bytes], task: Task) -> tuple[Watched, list[str]]:
     """Return what detectors see of a session, and what could not be read. Blocks."""
     problems: list[str] = []
-    actions: tuple[Action, ...] = ()
+    actions: list[Action] = []
+    read: dict[str, int] = {}
     if RECORDS in fetched:
         try:
-            actions = tuple(actions_of(unpack(session_id, fetched[RECORDS]).session))
+            for action in actions_of(unpack(session_id, fetched[RECORDS]).session, read):
+                actions.append(action)  # noqa: PERF402 - those before an error stay
+        except TooMuchDone as too_much:
+            problems.append(str(too_much))
         except (BadRecord, *NOT_AN_EVENT) as bad:
             problems.append(f"its records cannot be read: {bad}")
     else:
         problems.append("its records are not stored")
     changes: dict[str, bytes] = {}
+    left = MAX_FILES_BYTES
     names: dict[str, set[str]] = {REMOVED: set(), REPLACED: set()}
     for file, content in fetched.items():  # one of each, or of each step
         name = PurePosixPath(file).name
         try:
             if name == CHANGES:
-                changes |= _changed(content)
+                left = _change(changes, content, left)
             elif name in names:
                 names[name] |= set(json.loads(content))
         except (tarfile.TarError, ValueError, TypeError) as bad:
             problems.append(f"{file} cannot be read: {bad}")
+    if left < 0:
+        problems.append(f"the programs that it changed have more than {MAX_FILES_BYTES >> 20} MB, and not all of them were looked at")
     workdir = task.sandbox.workdir or WORKDIR
     watched = Watched(
-        actions=actions,
+        actions=tuple(actions),
+        read=read,
         changes=changes,
         removed=frozenset(names[REMOVED]),
         replaced=frozenset(names[REPLACED]),
@@ -114,20 +122,21 @@ def _folders_of_tests(path: Path) -> list[Path]:
     return [path / "tests", *sorted(path.glob(f"{STEPS_FOLDER}/*/tests"))]
 
 
-def _changed(archive: bytes) -> dict[str, bytes]:
-    """Return the changed files, with the contents of programs and tests. Raises tarfile.TarError."""
-    changes: dict[str, bytes] = {}
-    left = MAX_FILES_BYTES
+def _change(changes: dict[str, bytes], archive: bytes, left: int) -> int:
+    """Add the files of an archive to the changes, with the contents of programs and tests. Raises tarfile.TarError.
+
+    Returns how many of `left` bytes may still be read; below 0: a file was not read for that reason.
+    """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
         for member in tar:
             if not (member.isreg() or member.issym()):
                 continue
             changes[member.name] = b""
             tells = PurePosixPath(member.name).suffix in SOURCES or is_test(member.name) or is_runner_file(member.name)
-            if member.isreg() and tells and member.size <= min(MAX_FILE_BYTES, left) and (file := tar.extractfile(member)) is not None:
+            if member.isreg() and tells and member.size <= MAX_FILE_BYTES and (file := tar.extractfile(member)) is not None:
                 left -= member.size
-                changes[member.name] = file.read()
-    return changes
+                changes[member.name] = file.read() if left >= 0 else b""
+    return left
 
 
 def _texts(folder: Path, prefix: str) -> dict[str, bytes]:

@@ -115,9 +115,7 @@ class _Text:
                 if option.startswith("-") and not option.startswith("--") and option.endswith("c"):
                     yield from self._below(text)
         if program == "find":
-            for at in (at for at, word in enumerate(words) if word in {"-exec", "-execdir"}):
-                if inner := _plain(words[at + 1 :]):
-                    yield inner
+            yield from filter(None, map(_plain, _executed(words)))
         for word in words:
             for found in _NESTED.finditer(word):
                 yield from self._below(found[1] or found[2] or "")
@@ -155,9 +153,9 @@ class _Text:
 
     def _write(self, command: ShellCommand, stdin: str | None) -> None:
         """Note what a command writes into a file, where that is known."""
-        for at, (sign, target) in enumerate(pairwise(command)):
-            if sign in {">", ">>"} and (content := printed(command[0], command[1:at], stdin)) is not None:
-                self._files[PurePosixPath(target).name] = content
+        at = next((at for at, word in enumerate(command[:-1]) if word in {">", ">>"}), None)
+        if at is not None and (content := printed(command[0], command[1:at], stdin)) is not None:
+            self._files[PurePosixPath(command[at + 1]).name] = content
         if command[0] == "tee" and stdin is not None:
             self._files |= {PurePosixPath(word).name: stdin for word in command[1:] if not word.startswith("-")}
 
@@ -218,10 +216,22 @@ def program_text(command: ShellCommand) -> str | None:
 
 def git_verb(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the command of git in its arguments, and the words after it. Empty: there is none."""
-    left = list(words)
-    while left and left[0].startswith("-"):
-        left = left[2:] if left[0] in GIT_VALUES else left[1:]
-    return (left[0], left[1:]) if left else ("", [])
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in GIT_VALUES else 1
+    return (words[at], list(words[at + 1 :])) if at < len(words) else ("", [])
+
+
+def _executed(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the commands that `find` runs, each up to its end or to the next one."""
+    command: list[str] | None = None
+    for word in (*words, ";"):
+        if word in {"-exec", "-execdir", ";", "+"}:
+            if command:
+                yield command
+            command = [] if word.startswith("-") else None
+        elif command is not None:
+            command.append(word)
 
 
 def _here_string(words: list[str]) -> tuple[str | None, list[str]]:

@@ -22,6 +22,8 @@ class Watched(Struct, frozen=True, kw_only=True):
     """A session as detectors see it. Names are places without the leading slash, as in changes."""
 
     actions: tuple[Action, ...] = ()
+    read: Mapping[str, int] = {}
+    """The hexadecimal words that the agent read, each with the number of the first action that could know it."""
     changes: Mapping[str, bytes] = {}
     """The contents of new and changed files. Those that are large or no text are empty."""
     removed: frozenset[str] = frozenset()
