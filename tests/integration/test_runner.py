@@ -69,6 +69,16 @@ class Unreadable(ScriptHarness):
 HARNESS = Unreadable()
 """
 """A harness with a bug that its output finds."""
+UNINSTALLED = """
+from evener.harnesses.port import HarnessMissing
+from evener.harnesses.script import ScriptHarness
+class Uninstalled(ScriptHarness):
+    name = "uninstalled"
+    async def install(self, cache):
+        raise HarnessMissing("npm is not in PATH")
+HARNESS = Uninstalled()
+"""
+"""A harness that needs what this machine lacks."""
 SLEEP = {"argv": '["sleep", "1000"]'}
 
 
@@ -288,6 +298,18 @@ async def test_program_that_does_not_exist_fails_the_task_by_its_name(tmp_path: 
 
         assert exited.cause is ExitCause.NO_START
         assert "there is no program no-such-program" in exited.detail
+
+
+async def test_harness_that_cannot_be_installed_here_is_run_again_elsewhere(tmp_path: Path) -> None:
+    """This machine lacks something, not the task."""
+    install(tmp_path, "uninstalled_harness", "uninstalled = uninstalled_harness:HARNESS", UNINSTALLED)
+    with packages_in(tmp_path):
+        async with bench(tmp_path) as b:
+            await b.dispatch(harness=HarnessSpec(name="uninstalled"))
+            exited = await b.until(HarnessExited)
+
+            assert exited.cause is ExitCause.SANDBOX_LOST
+            assert exited.detail.startswith("harness uninstalled cannot be installed: npm is not in PATH. ")
 
 
 async def test_a_task_whose_archive_is_gone_is_run_again(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from evener.graders.port import GraderRefused, GradingContext
+from evener.runtime.file_errors import is_of_files
 from evener.runtime.folders import temporary_folder
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
@@ -31,7 +32,7 @@ async def task_file(context: GradingContext, name: str) -> bytes:
 
 
 def read_task_file(folder: Path, name: str) -> bytes:
-    """Return the content of a file of a task's directory. Raises GraderRefused."""
+    """Return the content of a file of a task's directory. Raises GraderRefused, and OSError if the machine is at fault."""
     path = (folder / name).resolve()
     try:
         if not path.is_relative_to(folder.resolve()):
@@ -39,6 +40,8 @@ def read_task_file(folder: Path, name: str) -> bytes:
             raise GraderRefused(msg)
         return path.read_bytes()
     except OSError as cause:
+        if not is_of_files(cause):
+            raise
         msg = f"{name} of the task cannot be read: {cause.strerror}"
         raise GraderRefused(msg) from cause
 

@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.proto.spec import GraderSpec
+from evener.runtime.file_errors import is_of_files
 from evener.tasks import manifest
 from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import hacking_of, own_grader
@@ -95,22 +96,27 @@ def find(path: Path) -> list[Path]:
 
 
 def load(path: Path) -> Task:
-    """Read and check the task directory `path`. Raises TaskError, which names the directory and its first fault."""
+    """Read and check the task directory `path`. Raises TaskError, which names the directory and its first fault.
+
+    Raises OSError if the machine is at fault, such as for used-up descriptors.
+    """
     try:
         return _load(path)
     except TaskError as cause:
         msg = f"task {path}: {cause.args[0]}"
         raise TaskError(msg) from cause
     except OSError as cause:
+        if not is_of_files(cause):
+            raise
         msg = f"task {path}: {cause.strerror}: {cause.filename}"
         raise TaskError(msg) from cause
 
 
 def entries(path: Path) -> list[Path]:
-    """Return everything below `path`, sorted, without following links. Raises TaskError for what a task may not contain."""
+    """Return everything below `path`, sorted, without following links. Raises TaskError for what a task may not contain, OSError."""
     found: list[Path] = []
     size = 0
-    for folder, names, files in os.walk(path):
+    for folder, names, files in os.walk(path, onerror=_raise):
         if len(Path(folder).relative_to(path).parts) > MAX_TASK_DEPTH:
             msg = f"its folders are nested deeper than {MAX_TASK_DEPTH}"
             raise TaskError(msg)
@@ -259,6 +265,10 @@ def _needs_of_files(path: Path) -> tuple[str, ...]:
     grading = ["several services for grading"] if composed else []
     context = ["earlier context (trajectory.json)"] if (path / "trajectory.json").exists() else []
     return (*services, *grading, *context)
+
+
+def _raise(unlisted: OSError) -> None:
+    raise unlisted
 
 
 def _size(root: Path, entry: Path) -> int:

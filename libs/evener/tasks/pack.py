@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from evener.proto.blobs import BlobRef
 from evener.proto.spec import TaskRef
+from evener.runtime.file_errors import is_of_files
 from evener.tasks.directory import MAX_BYTES, MAX_FILES, MAX_TASK_DEPTH, Task, entries, leaves, load
 from evener.tasks.errors import TaskError
 
@@ -45,7 +46,10 @@ def archive_of(folder: Path) -> bytes:
 
 
 def unpack(data: bytes, into: Path) -> None:
-    """Write the files of a packed task into the empty folder `into`. Raises TaskError without writing anything outside the folder."""
+    """Write the files of a packed task into the empty folder `into`. Raises TaskError without writing anything outside the folder.
+
+    Raises OSError if the machine is at fault, such as for a full disk.
+    """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             members = tar.getmembers()
@@ -56,12 +60,14 @@ def unpack(data: bytes, into: Path) -> None:
         # Links last: no file is ever written through one.
         _link({into / member.name: member.linkname for member in members if member.issym()}, into)
     except (tarfile.TarError, OSError, ValueError) as cause:  # ValueError: numbers in headers that are none
+        if isinstance(cause, OSError) and not is_of_files(cause):
+            raise
         msg = f"packed task of {len(data)} bytes: {cause}"
         raise TaskError(msg) from cause
 
 
 def unpacked(data: bytes, into: Path) -> Task:
-    """Return the task in an archive, whose files are written into the empty folder `into`. Raises TaskError."""
+    """Return the task in an archive, whose files are written into the empty folder `into`. Raises TaskError, OSError."""
     unpack(data, into)
     return load(into)
 

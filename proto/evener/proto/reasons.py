@@ -20,7 +20,7 @@ class ExitCause(StrEnum):
     WALL_TIME = "wall_time"
     """The attempt took as long as it may, waits included, and the runner ended the process."""
     NO_START = "no_start"
-    """The harness could not be started, for a reason that another attempt would meet again (harness missing, bad configuration)."""
+    """The harness could not be started, for a reason that another attempt would meet again (program missing, bad configuration)."""
     CANCELLED = "cancelled"
     """The scheduler asked the runner to end the harness."""
     SANDBOX_LOST = "sandbox_lost"

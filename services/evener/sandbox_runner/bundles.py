@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 from evener.harnesses.port import Harness, HarnessMissing
-from evener.sandbox_runner.core import NoStart
 
 
 class Bundles:
@@ -16,12 +15,12 @@ class Bundles:
         self._installed: dict[str, Path] = {}
 
     async def bundle(self, harness: Harness) -> Path:
-        """Return the harness's folder, installing it at first use. Raises NoStart with the reason."""
+        """Return the harness's folder, installing it at first use. Raises HarnessMissing: that of another machine may succeed."""
         async with self._installing:
             if harness.name not in self._installed:
                 try:
                     self._installed[harness.name] = await harness.install(self._cache)
                 except (HarnessMissing, OSError) as cause:
-                    msg = f"harness {harness.name} cannot be installed: {cause}"
-                    raise NoStart(msg) from cause
+                    msg = f"harness {harness.name} cannot be installed: {cause.args[0] if isinstance(cause, HarnessMissing) else cause}"
+                    raise HarnessMissing(msg) from cause
             return self._installed[harness.name]

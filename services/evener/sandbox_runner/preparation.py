@@ -69,7 +69,10 @@ def declared(spec: HarnessSpec, harness: Harness | None) -> Quirks:
 
 
 async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: Harness, context: RunnerContext) -> PreparedLaunch:
-    """Take a warm sandbox, or open one called `name` on the stack; bring the task's files. Raises NoStart, BlobError, SandboxError."""
+    """Take a warm sandbox, or open one called `name` on the stack; bring the task's files.
+
+    Raises NoStart; whatever else another attempt may not meet: HarnessMissing, BlobError, SandboxError, OSError.
+    """
     if spec.task is None:
         msg = f"harness {harness.name} needs a task to work on; only recordings have none"
         raise NoStart(msg)
@@ -103,7 +106,7 @@ async def _clean(sandbox: Sandbox, wanted: Cleaning, ref: TaskRef) -> None:
 
 
 async def warm(queued: QueuedSessions, stack: AsyncExitStack, context: RunnerContext) -> Sandbox:
-    """Open a sandbox for any of the queued sessions on the stack, and warm it. Raises NoStart, BlobError, SandboxError."""
+    """Open a sandbox for any of the queued sessions on the stack, and warm it. Raises NoStart, EvenerError, OSError."""
     kind = queued.kind
     try:
         bundle = await context.bundles.bundle(harness_named(kind.harness))

@@ -20,7 +20,7 @@ from evener.blobs.port import BlobError
 from evener.bus.port import Position
 from evener.client.views import RecordingView
 from evener.dialects.registry import variables
-from evener.harnesses.port import ExitMeaning, Harness, LaunchContext
+from evener.harnesses.port import ExitMeaning, Harness, HarnessMissing, LaunchContext
 from evener.proto.ids import new_nonce, new_start_id
 from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
@@ -137,7 +137,7 @@ class AttemptRun:
             return await prepare(stack, self._spec, name, harness, context), harness, None
         except NoStart as reason:
             return None, harness, Exit(cause=ExitCause.NO_START, detail=one_line(str(reason)))
-        except (BlobError, SandboxError, OSError) as lost:
+        except (BlobError, HarnessMissing, SandboxError, OSError) as lost:
             return None, harness, Exit(cause=_cause_of(lost), detail=one_line(str(lost)))
 
     async def _live(self, prepared: PreparedLaunch | None, position: Position) -> Exit:

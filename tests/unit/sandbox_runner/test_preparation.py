@@ -79,9 +79,9 @@ async def test_bundle_is_installed_once(tmp_path: Path) -> None:
 
 
 async def test_bundle_that_could_not_be_installed_is_tried_again_for_the_next_session(tmp_path: Path) -> None:
-    """The session that needed it first does not start, and says why."""
+    """The session that needed it first says why."""
     bundles, needed = Bundles(tmp_path), Installed(fails=1)
-    with pytest.raises(NoStart, match="harness mine cannot be installed: the registry does not answer"):
+    with pytest.raises(HarnessMissing, match="harness mine cannot be installed: the registry does not answer"):
         await bundles.bundle(needed)
 
     assert await bundles.bundle(needed) == tmp_path / "bundle"

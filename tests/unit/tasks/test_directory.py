@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from tests.support.spent import descriptors_used_up
 from tests.support.trees import dig, scratch
 
 from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits, SandboxSpec
@@ -261,3 +262,11 @@ def test_folder_without_tasks_is_refused(tmp_path: Path) -> None:
         find(tmp_path)
     with pytest.raises(TaskError, match="is not a directory"):
         find(tmp_path / "absent")
+
+
+def test_machine_at_its_limit_is_not_the_fault_of_a_task() -> None:
+    """Nor is a task read without the files that could not be listed."""
+    task = find(bundled())[0]
+
+    with descriptors_used_up(), pytest.raises(OSError, match="Too many open files"):
+        load(task)

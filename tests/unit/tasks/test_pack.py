@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tests.support.spent import descriptors_used_up
 
 from evener.tasks.directory import bundled, find, load
 from evener.tasks.errors import TaskError
@@ -109,3 +110,19 @@ def test_sparse_member_is_refused_unread(tmp_path: Path) -> None:
 def test_bytes_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="packed task of 7 bytes"):
         unpack(b"rubbish", tmp_path)
+
+
+def test_names_that_no_file_can_have_are_refused(tmp_path: Path) -> None:
+    """Another machine could not write them either."""
+    with pytest.raises(TaskError, match="File name too long"):
+        unpack(archive(member("n" * 300)), tmp_path)
+    with pytest.raises(TaskError, match="packed task of"):
+        unpack(archive(member("a"), member("a/b")), tmp_path)
+
+
+def test_machine_at_its_limit_is_not_the_fault_of_a_packed_task(tmp_path: Path) -> None:
+    """The session is run on another machine, instead of failing its whole group."""
+    data = pack(find(bundled())[0]).data
+
+    with descriptors_used_up(), pytest.raises(OSError, match="Too many open files"):
+        unpack(data, tmp_path)
