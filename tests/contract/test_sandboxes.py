@@ -743,6 +743,19 @@ class TestDocker(IsolatingContract):
             assert await ran(sandbox, sh("cat $HOME/given; echo 1 > /app/one")) == (0, "given")
             assert files_in(await sandbox.changes(LIMITS)) == {"app/one": "1\n"}
 
+    async def test_tests_that_drop_their_rights_keep_programs_from_the_reward(self, sandboxes: Sandboxes) -> None:
+        """Root becomes somebody else, who does not become root again. Without the rights for it, nobody does."""
+        become = "python3 -c 'import os, sys; os.setgroups([]); os.setgid(N); os.setuid(N); os.execvp(sys.argv[1], sys.argv[1:])'"
+        drop, rise = become.replace("N", "65534"), become.replace("N", "0")
+        tried = f"id -u; touch /logs/verifier/x; {rise} id -u".replace("'", '"')
+        script = f"umask 077; {drop} sh -c '{tried}'; touch /logs/verifier/own && ls /logs/verifier"
+        async with sandboxes.open("s", SandboxSpec(user="0:0", drops_rights=True)) as sandbox:
+            _, dropped = await ran(sandbox, sh(f"({script}) 2>/dev/null"))
+        async with sandboxes.open("s", SandboxSpec(user="0:0")) as sandbox:
+            _, kept = await ran(sandbox, sh(f"{drop} id -u 2>/dev/null || echo no"))
+
+        assert (dropped, kept) == ("65534\nown\n", "no\n")
+
     async def test_programs_run_as_the_tasks_user(self, sandboxes: Sandboxes) -> None:
         """Where the task has an image, root without any capability is the image's default."""
         for user, uid in (("daemon", "1"), ("4321", "4321"), (None, "0")):

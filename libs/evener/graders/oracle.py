@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from evener.blobs.port import Blobs
+from evener.graders.forger import forging
 from evener.graders.task_tests import CHANGES, REMOVED
 from evener.proto.reasons import ExitCause, TerminationReason
 from evener.proto.sessions import Artifact
@@ -24,6 +25,9 @@ from evener.tasks.verification import TESTS_FOLDER
 
 ORACLE: Final = "oracle"
 NO_OP: Final = "no_op"
+FORGER: Final = "forger"
+"""Works like the oracle, but what it leaves are programs that write their own reward."""
+NOTHING_TO_FORGE: Final = "the oracle leaves no program"
 SOLVE_SECONDS: Final = 1800.0
 """The time limit of an oracle whose task has none for its agent."""
 
@@ -64,9 +68,9 @@ def answer_of(task: Task) -> str | None:
 
 
 async def stand_in_session(kind: str, prepared: PreparedTask, name: str) -> StandInWork:
-    """Return the session of a stand-in, `ORACLE` or `NO_OP`; its artifacts are put into the blobs. Raises SandboxError, BlobError.
+    """Return the session of a stand-in: `ORACLE`, `NO_OP`, `FORGER`. Raises SandboxError, BlobError.
 
-    `name` is unique among the open sandboxes.
+    Its artifacts are put into the blobs. `name` is unique among the open sandboxes.
     """
     task = prepared.task
     answer = await asyncio.to_thread(answer_of, task) if kind == ORACLE else None
@@ -85,13 +89,18 @@ async def stand_in_session(kind: str, prepared: PreparedTask, name: str) -> Stan
                 if task.steps and (unready := await _unready(sandbox, step, is_first=not kept)) is not None:
                     problems.append(unready)
                     break
-                if kind == ORACLE and step.solution is not None and _is_solved_by_script(step):
+                if kind != NO_OP and step.solution is not None and _is_solved_by_script(step):
                     printed, problem = await _solve(step, step.solution, sandbox)
                     output += printed
                     problems += [problem] if problem else []
                 changes = await sandbox.changes(ChangeLimits())
                 prefix = STEP_FILES.format(step.name) if task.steps else ""
-                kept |= {f"{prefix}{CHANGES}": changes.archive, f"{prefix}{REMOVED}": json.dumps(changes.removed).encode()}
+                archive = changes.archive
+                if kind == FORGER:
+                    forged = await asyncio.to_thread(forging, archive)
+                    problems += [] if forged is not None else [NOTHING_TO_FORGE]
+                    archive = forged or archive
+                kept |= {f"{prefix}{CHANGES}": archive, f"{prefix}{REMOVED}": json.dumps(changes.removed).encode()}
         artifacts = tuple([Artifact(name=file, blob=await prepared.blobs.put(content)) for file, content in kept.items()])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
     return StandInWork(trajectory=_session(prepared, kind, answer, left), output=output, problem="; ".join(problems) or None)

@@ -101,6 +101,8 @@ def evidence_of(left: GradingOutcome) -> dict[str, bytes]:
     }
     if left.guarded:
         ended["not_taken_over"] = left.guarded[:MAX_NOT_TAKEN]
+    if left.unnamed is not None:
+        ended["not_named_by_the_tests"] = left.unnamed
     files = {OUTPUT: left.output, "reward.json": left.reward_json, "reward.txt": left.reward_text, GRADING_FILE: msgspec.json.encode(ended)}
     return {name: content for name, content in files.items() if content is not None}
 

@@ -6,11 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError
-from evener.graders.oracle import NO_OP, ORACLE, PreparedTask, has_oracle, leaks_of, stand_in_session
+from evener.graders.oracle import FORGER, NO_OP, NOTHING_TO_FORGE, ORACLE, PreparedTask, has_oracle, leaks_of, stand_in_session
 from evener.graders.port import GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.graders.task_tests import OUTPUT, last_lines
@@ -60,6 +60,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The trials of an agent that does nothing."""
     leaks: tuple[str, ...] = ()
     """What in the agent's sandbox gives it its tests or its solution."""
+    forgeable: bool = False
+    """Whether a program that writes its own reward got it, in the place of one that the oracle leaves: docs/rewards.md."""
     faults: tuple[Fault, ...] = ()
     """Empty: the task is sound, as far as it was tried."""
     detail: str = ""
@@ -110,7 +112,16 @@ class Validator:
                 leaking = await leaks_of(prepared, f"validate-{number}-leaks")
             except SandboxError:  # the trials say so
                 leaking = ()
-            return _verdict(task, backend, trials[ORACLE], trials[NO_OP], leaking)
+            forgeable = await _is_forgeable(prepared, trials[ORACLE], f"validate-{number}-forger")
+            return structs.replace(_verdict(task, backend, trials[ORACLE], trials[NO_OP], leaking), forgeable=forgeable)
+
+
+async def _is_forgeable(prepared: PreparedTask, oracle: tuple[Trial, ...], name: str) -> bool:
+    """Return whether the tests believe programs that write their own reward. Tasks whose oracle fails are not tried."""
+    if not oracle or any(trial.reward != SOLVED for trial in oracle) or not prepared.task.verification.has_script:
+        return False
+    forged = await _trial(FORGER, prepared, name)
+    return forged.reward is not None and forged.reward >= SOLVED and NOTHING_TO_FORGE not in forged.detail
 
 
 async def _trial(kind: str, prepared: PreparedTask, name: str) -> Trial:

@@ -355,7 +355,11 @@ async def open_bubblewrap(root: Path, config: BubblewrapConfig, timings: LocalTi
 
 def lacks(spec: SandboxSpec) -> tuple[str, ...]:
     """Return what namespaces alone cannot give, in words."""
-    wanted = {"an image of its own": spec.image is not None, "a user of its own": spec.user is not None}
+    wanted = {
+        "an image of its own": spec.image is not None,
+        "a user of its own": spec.user is not None and not spec.drops_rights,
+        "tests that drop their rights": spec.drops_rights,
+    }
     return tuple(want for want, is_wanted in wanted.items() if is_wanted)
 
 

@@ -13,6 +13,8 @@ from evener.sandboxes.port import HOME, OOM_SCORE, TEMPORARY, WORKDIR
 
 LABEL: Final = "evener.sandboxes"
 """The label of a container. Its value names the process that has it: the folder that the process holds."""
+DROPPING_RIGHTS: Final = ("SETUID", "SETGID")
+"""What root needs to run a program as somebody else."""
 IDLE: Final = ("sh", "-c", "while :; do sleep 3600 & wait $!; done")
 """The first process of a container. It also reaps what other programs leave."""
 
@@ -53,7 +55,7 @@ def container_of(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConf
         "HostConfig": {
             "NetworkMode": config.public_network if is_public and config.public_network else "none",
             "CapDrop": ["ALL"],
-            "CapAdd": list(config.capabilities),
+            "CapAdd": [*config.capabilities, *(DROPPING_RIGHTS if spec.drops_rights else ())],
             "SecurityOpt": ["no-new-privileges", f"seccomp={config.seccomp or profile()}"],
             "IpcMode": "private",
             "OomScoreAdj": OOM_SCORE,

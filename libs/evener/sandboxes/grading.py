@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -19,6 +20,11 @@ from evener.sandboxes.handover import artifacts_of
 from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import TESTS, VERIFIER_LOGS, Changes, NotAFile, Process, Program, Sandbox, Sandboxes
 from evener.tasks.tables import Handover, Healthcheck
+
+REWARD_JSON: Final = "reward.json"
+REWARD_TEXT: Final = "reward.txt"
+MAX_TEST_BYTES: Final = 1 << 20
+"""How much of each file of the tests is searched for these names."""
 
 
 class Grading(Struct, frozen=True, kw_only=True):
@@ -71,6 +77,8 @@ class GradingOutcome(Struct, kw_only=True):
     """How long the tests ran."""
     guarded: tuple[str, ...] = ()
     """The agent's changes to what grades it, which were not taken over."""
+    unnamed: str | None = None
+    """The reward file that was there although the tests name only the other one: it was not read. None: there was none."""
 
 
 async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome | None = None) -> GradingOutcome:
@@ -96,6 +104,7 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome |
         finally:
             graded.output, graded.seconds = process.log(), time.monotonic() - began
         await _read_rewards(sandbox, graded)
+    _leave_out(graded, await asyncio.to_thread(_named, grading.tests))
     return graded
 
 
@@ -111,10 +120,28 @@ async def _handed_over(sandboxes: Sandboxes, grading: Grading, handover: Handove
 
 async def _read_rewards(sandbox: Sandbox, graded: GradingOutcome) -> None:
     try:
-        graded.reward_json = await sandbox.read(f"{VERIFIER_LOGS}/reward.json")
-        graded.reward_text = await sandbox.read(f"{VERIFIER_LOGS}/reward.txt")
+        graded.reward_json = await sandbox.read(f"{VERIFIER_LOGS}/{REWARD_JSON}")
+        graded.reward_text = await sandbox.read(f"{VERIFIER_LOGS}/{REWARD_TEXT}")
     except NotAFile as cause:
         graded.unread = str(cause.args[0])
+
+
+def _named(tests: Sequence[Path]) -> set[str]:
+    """Return which reward files the files of tests name. Blocks."""
+    found = set[str]()
+    for path in (path for folder in tests for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            content = file.read(MAX_TEST_BYTES)
+        found |= {name for name in (REWARD_JSON, REWARD_TEXT) if name.encode() in content}
+    return found
+
+
+def _leave_out(graded: GradingOutcome, named: set[str]) -> None:
+    """Drop a reward that the tests do not write: a program of the agent's that they ran may have."""
+    if named == {REWARD_TEXT} and graded.reward_json is not None:
+        graded.reward_json, graded.unnamed = None, REWARD_JSON
+    elif named == {REWARD_JSON} and graded.reward_text is not None:
+        graded.reward_text, graded.unnamed = None, REWARD_TEXT
 
 
 async def _within(process: Process, seconds: float) -> int | None:

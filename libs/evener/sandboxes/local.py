@@ -306,7 +306,8 @@ def lacks(spec: SandboxSpec) -> tuple[str, ...]:
     wanted = {
         "an image of its own": spec.image is not None,
         "limited network access": spec.network is not None and spec.network.mode is not NetworkMode.PUBLIC,
-        "a user of its own": spec.user is not None,
+        "a user of its own": spec.user is not None and not spec.drops_rights,
+        "tests that drop their rights": spec.drops_rights,
     }
     return tuple(want for want, is_wanted in wanted.items() if is_wanted)
 

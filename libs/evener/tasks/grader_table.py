@@ -86,6 +86,8 @@ class OwnTable(PartTable, frozen=True, forbid_unknown_fields=True):
     """What an agent must not find in its sandbox. None: nothing is said."""
     read_only_root: bool | None = None
     """Whether the root of the agent's container is read-only. None: as the backend's configuration says."""
+    tests_drop_rights: bool = False
+    """Whether the tests run as root that may become another user, to run the agent's programs without a way to the reward."""
     parts: list[PartTable] = []
     """The parts of the grader `weighted`."""
 
@@ -103,7 +105,7 @@ def own_grader(table: OwnTable | None) -> GraderSpec | None:
 
 def _without_places(table: OwnTable) -> OwnTable:
     """Return what a table says of grading alone."""
-    return structs.replace(table, sandbox=None, hacking=None, clean=None, read_only_root=None)
+    return structs.replace(table, sandbox=None, hacking=None, clean=None, read_only_root=None, tests_drop_rights=False)
 
 
 def hacking_of(table: OwnTable | None) -> dict[Detector, Consequence]:

@@ -50,6 +50,8 @@ def verification(path: Path, read: Manifest, step: StepTable | None, image: str 
     spec = sandbox(structs.replace(place, workdir=place.workdir or read.environment.workdir), phase, own_image or image)
     if read.metadata.evener is not None and read.metadata.evener.read_only_root is False:
         spec = structs.replace(spec, read_only_root=False)  # what the agent wrote there may be needed
+    if read.metadata.evener is not None and read.metadata.evener.tests_drop_rights:
+        spec = structs.replace(spec, user="0:0", drops_rights=True)
     return Verification(
         tests=tests if own_image is None else (),
         has_script=has_script,

@@ -65,6 +65,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     network: Network | None = None
     """What may be reached. None: as little as the backend can give."""
     mounts: Sequence[Mount] = ()
+    drops_rights: bool = False
+    """Whether programs that run as root may become another user (CAP_SETUID, CAP_SETGID), to run what they do not trust."""
     read_only_root: bool | None = None
     """Whether programs can write only in the working directory, the home, /tmp, /logs, /tests and /solution. None: as the backend's
     configuration says."""

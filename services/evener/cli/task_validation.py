@@ -15,6 +15,7 @@ from evener.graders.validation import Trial, Validator, Verdict
 from evener.runtime.folders import temporary_folder
 from evener.sandboxes.config import SandboxesConfig
 from evener.sandboxes.registry import BACKENDS, LOCAL, open_backends
+from evener.service.exits import complain
 from evener.tasks.directory import Task, find, load
 from evener.tasks.errors import TaskError
 
@@ -49,6 +50,8 @@ async def validate_tasks(folder: Path, sandbox: str | None, *, times: int, concu
             if json or not console().is_terminal:
                 tell(verdicts[-1])
     _tell_all(verdicts, json=json)
+    if forgeable := sorted(verdict.task for verdict in verdicts if verdict.forgeable):
+        complain(f"warning: a program that these tests run can write its own reward (docs/rewards.md): {', '.join(forgeable)}")
     return 1 if any(verdict.faults for verdict in verdicts) else 0
 
 

@@ -30,6 +30,7 @@ QUICK = {
     "a link to a host's folder in the archive, and a file through it",
     "a tar bomb: 64 MB in 2 KB",
     "a forged reward.json",
+    "a program that the tests run, which writes reward.json",
     "pyproject.toml of a repository",
     "a process that survives, with an empty environment and a session of its own",
 }

@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tests.support.planted_tasks import EXPECTED, plant
 
 from evener.graders.validation import Fault, Trial, Validator, Verdict, faults_of
+from evener.sandboxes.bubblewrap import open_bubblewrap
+from evener.sandboxes.config import BubblewrapConfig, DockerConfig
+from evener.sandboxes.docker import open_docker_sandboxes
 from evener.sandboxes.local import open_local
 from evener.tasks.directory import bundled, find
 
@@ -77,3 +81,41 @@ async def test_sandbox_that_is_not_here_is_a_fault(validator: Validator) -> None
 def test_faults_of_trials(oracle: tuple[float | None, ...], no_op: tuple[float | None, ...], faults: tuple[Fault, ...]) -> None:
     """A reward above 1 is wrong too: groups are compared with each other."""
     assert faults_of(tuple(Trial(reward=x) for x in oracle), tuple(Trial(reward=x) for x in no_op)) == faults
+
+
+RUNS: Final = """said=$(%s sh ./answer.sh)
+if [ "$said" = 42 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+DROPPED: Final = "python3 -c 'import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534); os.execvp(sys.argv[1], sys.argv[1:])'"
+"""Becomes somebody else, as `setpriv` does, which the image of the tests lacks."""
+
+
+def running_task(folder: Path, *, drops: bool) -> Path:
+    """Write a task whose tests run the program that its oracle leaves."""
+    files = {
+        "instruction.md": "Write answer.sh, which says 42.",
+        "task.toml": "[metadata.evener]\ntests_drop_rights = true\n" if drops else "",
+        "tests/test.sh": RUNS % (DROPPED if drops else ""),
+        "solution/solve.sh": "printf '#!/bin/sh\\necho 42\\n' > answer.sh\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+async def test_task_whose_tests_run_the_agents_program_as_themselves_is_told_as_forgeable(tmp_path: Path) -> None:
+    """Its oracle is right and it is no fault: most tasks are like that."""
+    async with open_bubblewrap(tmp_path / "sandboxes", BubblewrapConfig()) as sandboxes:
+        verdict = await Validator({"bubblewrap": sandboxes}, times=1).validate(running_task(tmp_path / "task", drops=False), "bubblewrap")
+
+    assert (verdict.faults, verdict.forgeable) == ((), True), verdict.detail
+
+
+@pytest.mark.docker
+async def test_task_whose_tests_drop_their_rights_is_not_forgeable(tmp_path: Path, docker_host: str) -> None:
+    config = DockerConfig(host=docker_host, image="evener-base")
+    async with open_docker_sandboxes(tmp_path / "sandboxes", config) as sandboxes:
+        verdict = await Validator({"docker": sandboxes}, times=1).validate(running_task(tmp_path / "task", drops=True), "docker")
+
+    assert (verdict.faults, verdict.forgeable) == ((), False), verdict.detail

@@ -10,6 +10,7 @@ from tests.support.trees import dig, scratch
 
 from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits, SandboxSpec
 from evener.proto.spec import GraderSpec
+from evener.sandboxes.registry import lacks
 from evener.tasks.directory import MAX_BYTES, MAX_TASK_DEPTH, bundled, find, load
 from evener.tasks.errors import TaskError
 
@@ -157,6 +158,15 @@ def test_read_only_root_is_the_agents_and_a_writable_one_that_of_its_tests_too(
 
     assert (made.sandbox.read_only_root, made.verification.sandbox.read_only_root) == (agent, tests)
     assert made.grader.name == "harbor"
+
+
+def test_tests_that_drop_their_rights_begin_as_root_and_the_agent_has_none(tmp_path: Path) -> None:
+    made = load(written(tmp_path, instruction="Go.", test="true", manifest="[metadata.evener]\ntests_drop_rights = true\n"))
+
+    assert (made.sandbox.user, made.sandbox.drops_rights) == (None, False)
+    assert (made.verification.sandbox.user, made.verification.sandbox.drops_rights) == ("0:0", True)
+    assert lacks("bubblewrap", made) == ("tests that drop their rights",)
+    assert lacks("docker", made) == ()
 
 
 def test_manifest_says_what_the_sandboxes_of_both_phases_are(tmp_path: Path) -> None:
