@@ -1,6 +1,7 @@
 """The sandbox-runner with real harness processes and the embedded bus; the gateway is a double that speaks frames."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -37,7 +38,7 @@ from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import RUNNER_TIMINGS, RunnerTimings
 from evener.sandbox_runner.service import open_service
 from evener.sandboxes.local import open_local
-from evener.sandboxes.port import ChangeLimits, Changes
+from evener.sandboxes.port import ChangeLimits, Changes, SandboxLost
 from evener.sandboxes.registry import BACKENDS, Backend
 from evener.service.auth import open_capability
 from evener.service.context import Service, ServiceContext
@@ -544,6 +545,34 @@ async def open_unreadable(root: Path) -> AsyncIterator[Any]:
                 yield Instead(sandbox, changes=changes)
 
         yield Instead(sandboxes, open=opened)
+
+
+@asynccontextmanager
+async def open_without_files(root: Path) -> AsyncIterator[Any]:
+    """Yield sandboxes that no process can be given a connection to."""
+    async with open_local(root.with_name("crowded")) as sandboxes:
+
+        async def listen() -> Any:
+            doing = "its listener"
+            raise SandboxLost(doing) from OSError(errno.EMFILE, "Too many open files")
+
+        @asynccontextmanager
+        async def opened(name: str, spec: SandboxSpec) -> AsyncIterator[Any]:
+            async with sandboxes.open(name, spec) as sandbox:
+                yield Instead(sandbox, listen=listen)
+
+        yield Instead(sandboxes, open=opened)
+
+
+async def test_attempt_for_which_no_file_could_be_opened_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another session had used up the descriptors; it cost this one all of its attempts."""
+    monkeypatch.setitem(BACKENDS, "crowded", Backend(open=lambda root, _: open_without_files(root), lacks=lambda _: ()))
+    async with bench(tmp_path) as b:
+        await b.dispatch(harness=HarnessSpec(name="script", sandbox="crowded"))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.STOPPED
+        assert "its listener" in exited.detail
 
 
 async def test_bug_that_a_tree_finds_in_us_costs_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
