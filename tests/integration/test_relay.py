@@ -261,9 +261,10 @@ async def test_a_request_that_a_gateway_could_not_serve_is_reported_with_the_exi
     async with harness(gateway) as agent:
         async with agent.post(BODY) as response:
             assert response.status == 503
-        assert agent.report.unanswered is CallFailure.OVERLOADED
+        assert agent.report.unanswered is not None
+        assert agent.report.unanswered.reason is CallFailure.OVERLOADED
         await agent.text()
-        assert agent.report.unanswered is None
+        assert len(agent.report.unanswered.later_requests) == 1
 
 
 async def test_a_gateway_that_does_not_own_the_session_says_who_does(gateway: FramesGateway) -> None:
@@ -338,10 +339,11 @@ async def test_a_call_that_is_not_admitted_gets_503_before_any_header(gateway: F
             assert (response.status, response.headers["retry-after"]) == (503, "5")
             assert (await response.json())["error"]["type"] == "overloaded_error"
         assert agent.clock.seconds() == 0
-        assert agent.report.unanswered is CallFailure.OVERLOADED
+        assert agent.report.unanswered is not None
+        assert agent.report.unanswered.reason is CallFailure.OVERLOADED
         gateway.script = [reply("hello")]
         await agent.text()
-        assert agent.report.unanswered is None
+        assert len(agent.report.unanswered.later_requests) == 1
 
     assert gateway.disconnected == [gateway.seen[0].request_id]
 

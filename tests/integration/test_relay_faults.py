@@ -78,7 +78,7 @@ async def test_gateway_that_never_knows_the_session_is_reported_as_eveners_fault
     async with harness(gateway, admission_seconds=2.0) as agent, agent.post() as response:
         assert (response.status, (await response.json())["error"]["message"]) == (503, "no gateway admits the call now; try again")
         [failed] = agent.report.failures
-        assert (agent.report.unanswered, failed.reason, failed.count) == (CallFailure.OVERLOADED, CallFailure.OVERLOADED, 1)
+        assert (told_at_exit(agent, 1).unanswered, failed.reason, failed.count) == (CallFailure.OVERLOADED, CallFailure.OVERLOADED, 1)
         assert failed.detail.endswith(f"({gateway.url}: status 401: capability with a wrong signature)")
 
 
@@ -92,10 +92,10 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
         await turns()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await eventually(lambda: agent.report.waited_in_vain)
+        await eventually(lambda: agent.report.left_in_vain)
         gateway.script = [reply("hello")]
         assert await agent.text() == "hello"
-        assert not agent.report.waited_in_vain
+        assert told_at_exit(agent, 0).later_requests == (gateway.seen[-1].request_id,)
 
 
 async def test_harness_that_leaves_while_its_engine_is_paused_may_have_left_for_that(gateway: FramesGateway) -> None:
@@ -115,7 +115,7 @@ async def test_harness_that_leaves_while_its_engine_is_paused_may_have_left_for_
         await turns()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await eventually(lambda: agent.report.waited_in_vain)
+        await eventually(lambda: agent.report.left_in_vain)
         for code in (0, 1):
             assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
 
@@ -140,7 +140,7 @@ async def test_body_that_waits_for_room_too_long_is_refused_as_ours(gateway: Fra
     await bodies.share().take(10)
     async with harness(gateway, bodies=bodies, admission_seconds=0.01) as agent, agent.post() as response:
         assert response.status == 503
-        assert agent.report.unanswered is CallFailure.OVERLOADED
+        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
 
 
 async def test_harness_that_leaves_a_body_that_waits_for_room_may_have_left_for_that(gateway: FramesGateway) -> None:
@@ -150,7 +150,7 @@ async def test_harness_that_leaves_a_body_that_waits_for_room_may_have_left_for_
         leaving = asyncio.create_task(agent.text())
         await agent.clock_stands()
         leaving.cancel()
-        await eventually(lambda: agent.report.waited_in_vain)
+        await eventually(lambda: agent.report.left_in_vain)
         held_bytes.release()
         assert await agent.text() == "hello"
 
@@ -174,9 +174,10 @@ async def test_an_answer_beside_a_request_that_was_not_served_does_not_excuse_it
         go.set()
         assert await title == "a title"
         for code in (0, 1):
-            assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
+            left = told_at_exit(agent, code)
+            assert (left.unanswered, left.later_requests) == (CallFailure.OVERLOADED, ())
         await agent.text()
-        assert agent.report.unanswered is None
+        assert told_at_exit(agent, 0).later_requests == (gateway.seen[-1].request_id,)
 
 
 async def test_counted_prompt_is_no_answer_to_what_was_not_served(gateway: FramesGateway) -> None:
@@ -190,7 +191,7 @@ async def test_counted_prompt_is_no_answer_to_what_was_not_served(gateway: Frame
         for status, path in ((503, "/v1/messages"), (200, "/v1/messages/count_tokens")):
             async with agent.post({**BODY, "max_tokens": 9}, path=path) as response:
                 assert response.status == status
-        assert agent.report.unanswered is CallFailure.OVERLOADED
+        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
 
 
 @pytest.mark.parametrize("steps", [[silence, admitted_silence], [admitted_silence, silence]], ids=["first", "last"])
@@ -207,7 +208,7 @@ async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         await gateway.told_of(len(steps))
-        assert agent.report.waited_in_vain
+        assert agent.report.left_in_vain is not None
 
 
 async def test_answer_lost_half_way_is_reported_as_ours(gateway: FramesGateway) -> None:
@@ -215,7 +216,7 @@ async def test_answer_lost_half_way_is_reported_as_ours(gateway: FramesGateway) 
     gateway.script = [cut_after_admission]
     async with harness(gateway, call_seconds=0.5) as agent, agent.post() as response:
         assert response.status == 504
-        assert agent.report.unanswered is CallFailure.OVERLOADED
+        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
 
 
 async def test_refusals_are_counted_by_reason_with_what_the_last_one_was_told(gateway: FramesGateway) -> None:
@@ -273,7 +274,7 @@ async def test_orphan_with_a_wrong_key_leaves_no_trace(gateway: FramesGateway, p
     async with harness(gateway) as agent:
         async with agent.http.post(agent.url + path, json=BODY, headers={"authorization": "Bearer evkother"}) as response:
             assert response.status in {401, 404}
-        assert (agent.report.failures, agent.report.unanswered, agent.report.waited_in_vain) == ((), None, False)
+        assert (agent.report.failures, agent.report.unanswered, agent.report.left_in_vain) == ((), None, None)
     assert gateway.seen == []
 
 

@@ -239,11 +239,12 @@ async def test_harness_of_a_call_that_is_not_admitted_hears_503_and_its_attempt_
         passing = Time(session)
         status, retry_after, body = await ask(session)
         assert (status, retry_after, body["error"]["type"]) == (503, "5", "overloaded_error")
-        assert session.report.unanswered is CallFailure.OVERLOADED
+        assert session.report.unanswered is not None
+        assert session.report.unanswered.reason is CallFailure.OVERLOADED
         assert passing.taken_out() > 0.75
         session.hand.engine.go()
         assert (await other).status == 200
-        await session.hand.exit("s1", code=1, unanswered=session.report.unanswered)
+        await session.hand.exit("s1", code=1, unanswered=session.report.unanswered.reason)
         assert (await session.hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
         assert not any(isinstance(event, CallFailed) for event in await session.hand.log("s1"))
 

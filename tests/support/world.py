@@ -20,6 +20,7 @@ from evener.proto.reasons import CallFailure
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, Fidelity, FinishReason
 from evener.proto.spec import PolicyOptions, Quirks, SessionSpec
 from evener.proto.trajectories import TrajectoryBuilt
+from evener.tokens.attempt_end import attempt_end
 from evener.tokens.conversation import given_messages
 from evener.tokens.digests import Digest, Message, said
 from evener.tokens.forest import Ids
@@ -27,7 +28,7 @@ from evener.tokens.history import History
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.place import Placed, Renders, place, settle
 from evener.tokens.rows import ROW_RULE, cut, digest
-from evener.tokens.session import SessionLog, attempt_end
+from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 RECORD_AT = 100.0

@@ -1,6 +1,7 @@
 """I5: checks the trajectory of a session, and whether it can be built again."""
 
 import hashlib
+from typing import Final
 
 from msgspec import Struct
 
@@ -11,10 +12,12 @@ from evener.proto.blobs import BlobRef
 from evener.proto.codec import encode
 from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import Strategy
-from evener.proto.trajectories import TrajectoryBuilt
+from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.tokens.rows import digest
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
+
+MAIN_KINDS: Final = frozenset({RowKind.MAIN, RowKind.BRANCH, RowKind.COMPACTION})
 
 
 class BuiltFacts(Struct, kw_only=True, eq=False):
@@ -29,6 +32,8 @@ class BuiltFacts(Struct, kw_only=True, eq=False):
     """The policy's tokens that the agent itself sampled in the attempt that counts."""
     versions: tuple[int, ...]
     """The policy versions of its trainable tokens."""
+    main_calls: frozenset[str]
+    """The calls of the rows of its main conversation."""
     rows_digest: str
     inconsistencies: tuple[str, ...]
     records: BlobRef | None
@@ -49,6 +54,7 @@ def note_built(known: dict[str, BuiltFacts], built: TrajectoryBuilt, read: Event
         attempt=built.attempt,
         own_tokens=_own_tokens(built),
         versions=built.versions,
+        main_calls=frozenset(call for row in built.rows if row.kind in MAIN_KINDS for call in row.calls),
         rows_digest=digest(built.rows),
         inconsistencies=built.inconsistencies,
         records=built.records,

@@ -51,29 +51,38 @@ def met_of_ours(built: BuiltFacts, records: Sequence[EventRecord]) -> Iterator[s
         if reason is CallFailure.REFUSED:
             yield f"one of its calls was refused: {detail}"
     for left in exits:
-        if left.unanswered in OURS:
-            yield f"its last request had no answer for a reason of ours: {left.unanswered}"
-    for reason in sorted(_left_waiting(built.attempt, records)):
+        if left.unanswered in OURS and not _went_on(built, left, records):
+            yield f"a request had no answer for a reason of ours, and its agent did not go on: {left.unanswered}"
+    for reason in sorted(_left_waiting(built, records)):
         yield f"a call that its agent waited for failed for a reason of ours: {reason}"
 
 
-def _left_waiting(attempt: int, records: Sequence[EventRecord]) -> Iterator[CallFailure]:
+def _went_on(built: BuiltFacts, left: HarnessExited, records: Sequence[EventRecord]) -> bool:
+    """Return whether one of the requests that came after an unserved one is of the session's main conversation."""
+    opened = {event.call_id: event for event in _of_kind(records, CallOpened)}
+    main = {_root(opened[call_id], opened) for call_id in built.main_calls if call_id in opened}
+    later = [event for event in opened.values() if event.request_id in left.later_requests]
+    return any(_root(event, opened) in main for event in later)
+
+
+def _left_waiting(built: BuiltFacts, records: Sequence[EventRecord]) -> Iterator[CallFailure]:
     """Yield the failures of ours after which the agent did not go on.
 
-    It went on if a later answer was given to an equal request, or in a conversation that began no later than that of the failed call.
+    It went on if a later answer was given to an equal request, in the failed call's own conversation, or in the main one.
     """
     opened = {event.call_id: event for event in _of_kind(records, CallOpened)}
-    own = [event for event in opened.values() if event.attempt == attempt and event.side_call is None]
+    own = [event for event in opened.values() if event.attempt == built.attempt and event.side_call is None]
     answered = {event.call_id for event in _of_kind(records, CallClosed) if is_whole(event)}
     again = {event.request_id for event in own if event.call_id in answered}
     roots = {event.call_id: _root(event, opened) for event in own}
-    begun = {conversation: at for at, conversation in reversed(list(enumerate(roots.values())))}
+    main = {roots[call_id] for call_id in built.main_calls if call_id in roots}
     for failed in _of_kind(records, CallFailed):
         if failed.reason not in OURS or failed.call_id not in roots or failed.request_id in again:
             continue
         call = opened[failed.call_id]
         later = [event for event in own if event.call_id in answered and event.opened_at >= failed.failed_at]
-        if not any(event.body_digest == call.body_digest or begun[roots[event.call_id]] <= begun[roots[call.call_id]] for event in later):
+        counting = main | {roots[call.call_id]}
+        if not any(event.body_digest == call.body_digest or roots[event.call_id] in counting for event in later):
             yield failed.reason
 
 

@@ -105,7 +105,9 @@ class HarnessExited(AttemptEvent, frozen=True, kw_only=True, tag="harness_exited
     """The reward that the user gave by hand with a recording."""
     unanswered: CallFailure | None = None
     """Why a request of the harness had no answer, where the log may not say so: there was no owner, the relay reached a limit, or a gateway
-    answered 503 because the log was down. None: every request was answered, or a later one was."""
+    answered 503 because the log was down. None: there was no such request."""
+    later_requests: tuple[str, ...] = ()
+    """The requests that came after that one had failed, at most the last 100: what the log says of them shows whether the agent went on."""
     failures: tuple[Failures, ...] = ()
     """All requests of the harness that got no answer, including those that the relay or a gateway refused before the log had a call for
     them. A request that was sent again and answered does not count."""

@@ -41,10 +41,11 @@ from evener.runtime.faults import point, point_in_thread
 from evener.runtime.turns import Turns
 from evener.service.events import EventLog, header
 from evener.service.tracing import context_of
+from evener.tokens.attempt_end import attempt_end
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.mark import LowWater
 from evener.tokens.rows import ROW_RULE, cut, digest
-from evener.tokens.session import SessionLog, attempt_end
+from evener.tokens.session import SessionLog
 
 GROUP: Final = "provider-gateway"
 """The consumer group that divides the partitions, and whose offset in each is the low-water mark."""

@@ -5,6 +5,7 @@ import hmac
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Struct, field
 
 from evener.dialects.canonical import Dialect, RequestError
 from evener.dialects.registry import DIALECTS, dialect_for, models_answer
@@ -47,6 +48,7 @@ WRONG_KEY: Final = RequestError("this key opens no session here", status=HTTPSta
 HEADERS_TOO_LONG: Final = RequestError(TOO_MUCH, status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 RETRIED_STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses after which a client sends a request again."""
+LATER_REQUESTS: Final = 100
 RELAY_CLOSE_SECONDS: Final = 0.2
 DISCONNECT_SECONDS: Final = 5.0
 MAX_DETAIL: Final = 500
@@ -81,16 +83,24 @@ class Opening(Struct, frozen=True, kw_only=True):
     """Where the harness reaches the relay, which closes it."""
 
 
+class Unserved(Struct):
+    """A request that had no answer for a reason that the log may not say."""
+
+    reason: CallFailure
+    known_at: float
+    """Since when, by the monotonic clock."""
+    later_requests: deque[str] = field(default_factory=lambda: deque(maxlen=LATER_REQUESTS))
+    """The ids of requests that came after that."""
+
+
 class Report:
     """What only the relay knows about requests without an answer."""
 
     def __init__(self) -> None:
-        self.unanswered: CallFailure | None = None
-        """Why a request had no answer, if the log may not say so and no later request was admitted."""
-        self.waited_in_vain = False
-        """Whether the harness disconnected from a request for which it had waited: no gateway had admitted it, or its engine was paused."""
-        self._known_at = float("-inf")
-        """Since when either holds, by the monotonic clock."""
+        self.unanswered: Unserved | None = None
+        """The last request that was answered with a fault of Evener's."""
+        self.left_in_vain: Unserved | None = None
+        """The last request that the harness left after it had waited for Evener: no gateway had admitted it, or its engine was paused."""
         self._failures: dict[CallFailure, Failures] = {}
 
     @property
@@ -100,16 +110,17 @@ class Report:
 
     def unlogged(self, reason: CallFailure) -> None:
         """Note that a request got no answer, for a reason that the log may not say."""
-        self.unanswered, self._known_at = reason, time.monotonic()
+        self.unanswered = Unserved(reason, time.monotonic())
 
     def disconnected_in_vain(self) -> None:
         """Note that the harness disconnected from a request for which it had waited."""
-        self.waited_in_vain, self._known_at = True, time.monotonic()
+        self.left_in_vain = Unserved(CallFailure.OVERLOADED, time.monotonic())
 
-    def admitted(self, came_at: float) -> None:
-        """Note that the log says what became of a request that came at this time. An earlier request says little about others beside it."""
-        if came_at > self._known_at:
-            self.unanswered, self.waited_in_vain = None, False
+    def ended(self, request_id: str, came_at: float) -> None:
+        """Note a request of which the log knows the end. An earlier request says nothing about others beside it."""
+        for unserved in (self.unanswered, self.left_in_vain):
+            if unserved is not None and came_at > unserved.known_at:
+                unserved.later_requests.append(request_id)
 
     def failed(self, reason: CallFailure, detail: str) -> None:
         """Count a request that got no answer."""
@@ -240,19 +251,19 @@ class Relay:
             return response
         finally:
             self._metrics.relay_sent_again.inc(exchange.sent_again)
-            self._note(exchange)
+            self._note(call, exchange)
             if exchange.gave_up:
                 self._tell_disconnect(call)
 
-    def _note(self, exchange: Exchange) -> None:
+    def _note(self, call: RelayedCall, exchange: Exchange) -> None:
         if exchange.failure is not None:
             self._report.failed(exchange.failure, exchange.detail)
         if exchange.unlogged:
             self._report.unlogged(CallFailure.OVERLOADED)
         elif exchange.gave_up and exchange.waited_in_vain():
             self._report.disconnected_in_vain()
-        elif exchange.admitted or exchange.failure is not None:
-            self._report.admitted(exchange.came_at)
+        else:
+            self._report.ended(call.request_id, exchange.came_at)
 
     def _tell_disconnect(self, call: RelayedCall) -> None:
         log.info("harness_disconnected", session_id=self._opening.session_id, request_id=call.request_id)

@@ -59,13 +59,15 @@ class Exit(Struct, kw_only=True):
     artifacts: tuple[Artifact, ...] = ()
     reward: float | None = None
     unanswered: CallFailure | None = None
+    later_requests: tuple[str, ...] = ()
     failures: tuple[Failures, ...] = ()
 
     def tell(self, report: Report) -> None:
         """Take over the relay's counts. Requests that a harness left because the runner ended it do not count."""
-        self.failures, self.unanswered = report.failures, report.unanswered
-        if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED:
-            self.unanswered = CallFailure.OVERLOADED
+        self.failures = report.failures
+        unserved = report.unanswered or (report.left_in_vain if self.cause is ExitCause.EXITED else None)
+        if unserved is not None:
+            self.unanswered, self.later_requests = unserved.reason, tuple(unserved.later_requests)
 
     @property
     def well(self) -> bool:

@@ -14,7 +14,7 @@ from tests.support.world import World, user
 from evener.audit.findings import Invariant
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.sessions import Failures
-from evener.tokens import session as folding
+from evener.tokens import attempt_end as ending
 from evener.trainer_bridge import core
 
 REFUSED: Final = (Failures(reason=CallFailure.REFUSED, count=1, detail="stop: not served"),)
@@ -60,20 +60,20 @@ def judged_by_exit(cause: ExitCause, code: int | None, *_: object) -> Terminatio
 
 
 PLANTED: Final[dict[str, tuple[Callable[[World], object], tuple[object, str, Any], str]]] = {
-    "refused": (refused, (folding, "termination_of", judged_by_exit), "I7: t.0: one of its calls was refused: stop: not served"),
+    "refused": (refused, (ending, "termination_of", judged_by_exit), "I7: t.0: one of its calls was refused: stop: not served"),
     "refused after placing": (
         refused_after_placing,
-        (folding, "termination_of", judged_by_exit),
+        (ending, "termination_of", judged_by_exit),
         "I7: t.0: one of its calls was refused: messages[0].content[0]",
     ),
     "unanswered": (
         unanswered,
-        (folding, "termination_of", judged_by_exit),
-        "I7: t.0: its last request had no answer for a reason of ours: overloaded",
+        (ending, "termination_of", judged_by_exit),
+        "I7: t.0: a request had no answer for a reason of ours, and its agent did not go on: overloaded",
     ),
     "engine lost": (
         engine_lost,
-        (folding, "termination_of", judged_by_exit),
+        (ending, "termination_of", judged_by_exit),
         "I7: t.0: a call that its agent waited for failed for a reason of ours: engine_unreachable",
     ),
     "nothing sampled": (silent, (core, "nothing_sampled", lambda _: False), "I7: t.0: its agent sampled nothing"),

@@ -12,11 +12,16 @@ LATER, EARLIER = math.inf, -math.inf
 """When a request came, compared with everything that a test lets happen."""
 
 
-def told(report: Report, cause: ExitCause = ExitCause.EXITED, code: int | None = 1) -> CallFailure | None:
-    """Return the failure that such an exit names."""
+def left(report: Report, cause: ExitCause = ExitCause.EXITED, code: int | None = 1) -> Exit:
+    """Return such an exit with what the relay reports."""
     left = Exit(cause=cause, exit_code=code)
     left.tell(report)
-    return left.unanswered
+    return left
+
+
+def told(report: Report, cause: ExitCause = ExitCause.EXITED, code: int | None = 1) -> CallFailure | None:
+    """Return the failure that such an exit names."""
+    return left(report, cause, code).unanswered
 
 
 def test_harness_whose_requests_were_answered_failed_by_itself() -> None:
@@ -32,12 +37,14 @@ def test_request_that_was_not_served_is_named_whatever_the_exit_code(code: int, 
     assert told(report, code=code) is named
 
 
-def test_request_that_came_later_and_was_admitted_shows_that_the_harness_went_on() -> None:
+def test_requests_that_came_later_are_named_for_the_session_to_judge_whether_the_harness_went_on() -> None:
+    """Only the log knows whether they are the agent's, or a title."""
     report = Report()
     report.unlogged(CallFailure.OVERLOADED)
-    report.admitted(LATER)
+    report.ended("r1", LATER)
+    report.ended("r2", LATER)
 
-    assert told(report) is None
+    assert (told(report), left(report).later_requests) == (CallFailure.OVERLOADED, ("r1", "r2"))
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -45,14 +52,14 @@ def test_request_beside_it_that_was_answered_says_nothing_of_it(code: int) -> No
     """It had come before: the harness may give up for the one without the other, and exit with 0."""
     report = Report()
     report.unlogged(CallFailure.OVERLOADED)
-    report.admitted(EARLIER)
+    report.ended("r1", EARLIER)
 
-    assert told(report, code=code) is CallFailure.OVERLOADED
+    assert (told(report, code=code), left(report).later_requests) == (CallFailure.OVERLOADED, ())
 
 
 def test_answer_before_a_failure_says_nothing_of_it() -> None:
     report = Report()
-    report.admitted(EARLIER)
+    report.ended("r1", EARLIER)
     report.unlogged(CallFailure.NOT_COMMITTED)
 
     assert told(report, code=0) is CallFailure.NOT_COMMITTED

@@ -8,8 +8,8 @@ from evener.proto.codec import encode
 from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import SessionGivenUp
 from evener.proto.spec import HarnessSpec, Purpose
+from evener.tokens.attempt_end import attempt_end
 from evener.tokens.rows import cut
-from evener.tokens.session import attempt_end
 
 RECORDED = HarnessSpec(name="none", sandbox="none")
 

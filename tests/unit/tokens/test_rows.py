@@ -15,10 +15,11 @@ from evener.proto.reasons import INFRASTRUCTURE, CallFailure, ExclusionReason, T
 from evener.proto.sessions import CallClosed, CallOpened, FinishReason, MaskRange, MatchedBy, RootReason, SessionGivenUp
 from evener.proto.spec import Quirks, SideCall, Strategy, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
+from evener.tokens.attempt_end import attempt_end
 from evener.tokens.conversation import conversation
 from evener.tokens.digests import Message
 from evener.tokens.rows import cut, digest
-from evener.tokens.session import SessionLog, attempt_end
+from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 CALL = 'let me see<call>{"cmd": "there in the hen"}'

@@ -6,7 +6,8 @@ from tests.support.world import World, user
 
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.sessions import Failures, HarnessExited
-from evener.tokens.session import SessionLog, attempt_end
+from evener.tokens.attempt_end import attempt_end
+from evener.tokens.session import SessionLog
 
 
 def left(world: World, *, code: int = 0, unanswered: CallFailure | None = None, failures: tuple[Failures, ...] = ()) -> SessionLog:
