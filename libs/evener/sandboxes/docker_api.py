@@ -137,6 +137,10 @@ class Attached:
             raise DockerError(msg) from cause
         raise DockerError(_said("POST", at, body), status)
 
+    def send(self, data: bytes) -> None:
+        """Write to the program's stdin, without waiting."""
+        self._writer.write(data)
+
     async def send_all(self, data: bytes) -> None:
         """Write to the program's stdin, and close it."""
         try:

@@ -1,7 +1,7 @@
 """The shell in a container that waits for a program and becomes it.
 
 It is there before its program is known, so that starting the program is neither a request to the daemon nor a new process. It reads the
-program from its stdin, to the end. Of the shell nothing is left beside the program that an agent could talk to: no process, and no
+program from its stdin. Of the shell nothing is left beside the program that an agent could talk to: no process, and no
 descriptor but the output.
 """
 
@@ -17,7 +17,8 @@ STDOUT: Final = 1
 WAITS_MARK: Final = b"."
 BEGINS_MARK: Final = b"b"
 ABSENT_MARK: Final = b"m"
-WAITING_SCRIPT: Final = f"""printf {WAITS_MARK.decode()}; eval "$(cat)\""""
+WAITING_SCRIPT: Final = f"printf {WAITS_MARK.decode()}\n".encode()
+"""The shell reads commands from its stdin, by itself: no other program of the image has a part in it."""
 BECOMING: Final = f"""\
 if found=$(command -v {{name}}) && case $found in */*) [ -f "$found" ] && [ -x "$found" ];; esac; then
     printf {BEGINS_MARK.decode()}
@@ -97,7 +98,7 @@ class WaitingShell:
 async def open_shell(docker: Docker, container: str, user: str, workdir: str) -> WaitingShell:
     """Start a shell in a running container. Raises DockerError."""
     wanted = {
-        "Cmd": ["sh", "-c", WAITING_SCRIPT],
+        "Cmd": ["sh"],
         "User": user,
         "WorkingDir": workdir,
         "AttachStdin": True,
@@ -105,7 +106,9 @@ async def open_shell(docker: Docker, container: str, user: str, workdir: str) ->
         "AttachStderr": True,
     }
     exec_id: str = (await docker.post(f"/containers/{container}/exec", wanted))["Id"]
-    return WaitingShell(exec_id, user, await docker.attach(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False}))
+    attached = await docker.attach(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False})
+    attached.send(WAITING_SCRIPT)
+    return WaitingShell(exec_id, user, attached)
 
 
 def _script(argv: Sequence[str], environment: Mapping[str, str]) -> bytes:

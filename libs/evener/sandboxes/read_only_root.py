@@ -14,6 +14,7 @@ from evener.sandboxes.namespaces import Namespace, checked, inside
 MS_RDONLY: Final = 0x1
 MS_REMOUNT: Final = 0x20
 MS_BIND: Final = 0x1000
+MS_REC: Final = 0x4000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -27,7 +28,7 @@ def make_root_read_only(pid: int, writable: Iterable[str]) -> None:
         for place in writable:
             path = str(Path(place).resolve())
             if Path(path).is_dir():
-                checked(_libc.mount(path.encode(), path.encode(), None, MS_BIND, None))
+                checked(_libc.mount(path.encode(), path.encode(), None, MS_BIND | MS_REC, None))  # what is mounted below it stays seen
         checked(_libc.mount(None, b"/", None, MS_REMOUNT | MS_BIND | MS_RDONLY, None))
 
     inside(pid, Namespace.MNT, mount)
