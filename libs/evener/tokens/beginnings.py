@@ -45,6 +45,8 @@ class Beginnings:
     def __init__(self) -> None:
         self._begun: dict[tuple[OpeningDigests, bool], Begun] = {}
         """The conversations; the one that was answered last comes last."""
+        self._sub_agents: set[str] = set()
+        """The names of the sub-agents' conversations."""
         self._waiting: dict[str, bool] = {}
         """Whether the last answer of each conversation called tools."""
         self._of_answer: dict[Digest, Begun] = {}
@@ -60,6 +62,10 @@ class Beginnings:
     def find(self, head: OpeningDigests, *, sub_agent: bool) -> Begun | None:
         """Return the conversation with this head. None: no call with this head was closed."""
         return self._begun.get((head, sub_agent))
+
+    def sub_agent(self, name: str) -> None:
+        """Note that a conversation is a sub-agent's."""
+        self._sub_agents.add(name)
 
     def answered(self, name: str, head: OpeningDigests, start: Digest, answer: Message, turns: int, *, sub_agent: bool) -> None:
         """Note an answer. `turns` is the number of turns in its history, its own included; 0 if the answer was aborted."""
@@ -89,16 +95,27 @@ class Beginnings:
     def quoted(self, messages: Sequence[Message], head: OpeningDigests, start: Digest) -> Begun | None:
         """Return the conversation whose history a summary replaces: same system prompt and tools, and a message quotes its answer."""
         users = [text_of(message) for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
-        for text, begun in reversed(self._latest):
-            alike = begun.turns >= LEAST_TURNS and begun.head[:-1] == head[:-1] and start in begun.starts
-            if alike and any(text in user for user in users):
-                return begun
-        return None
+        quoted = [begun for text, begun in reversed(self._latest) if any(text in user for user in users)]
+        return self._agent_of([begun for begun in quoted if begun.turns >= LEAST_TURNS and _alike(begun, head, start)])
 
-    def latest_under(self, head: OpeningDigests) -> Begun | None:
-        """Return the conversation that was answered last under the same system prompt, otherwise the last of all. None: there is none."""
+    def replaced(self, head: OpeningDigests) -> Begun | None:
+        """Return the conversation whose history a declared summary replaces. None: there is none.
+
+        It is one under the same system prompt, otherwise any; one that waits for its tools, otherwise the one that was answered last.
+        """
         latest = list(reversed(self._begun.values()))
-        return next((begun for begun in latest if begun.head[:-1] == head[:-1]), latest[0] if latest else None)
+        under = [begun for begun in latest if begun.head[:-1] == head[:-1]] or latest
+        return self._agent_of(sorted(under, key=lambda begun: not self._waiting.get(begun.name)))
+
+    def _agent_of(self, candidates: Sequence[Begun]) -> Begun | None:
+        """Return the first conversation that is not a sub-agent's, otherwise the first. None: there are none."""
+        agents = (begun for begun in candidates if begun.name not in self._sub_agents)
+        return next(agents, candidates[0] if candidates else None)
+
+
+def _alike(begun: Begun, head: OpeningDigests, start: Digest) -> bool:
+    """Return whether a conversation has this system prompt, and was asked with these tools and options."""
+    return begun.head[:-1] == head[:-1] and start in begun.starts
 
 
 def head_of(messages: Sequence[Message], digests: Sequence[Digest]) -> OpeningDigests:

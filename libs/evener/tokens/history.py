@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evener.proto.arrays import inline
 from evener.proto.ids import answer_key
-from evener.proto.sessions import MatchedBy, MessagePrefix, SegmentRef
+from evener.proto.sessions import MatchedBy, MessagePrefix, RootReason, SegmentRef
 from evener.proto.spec import PolicyOptions, Quirks, Tolerance
 from evener.tokens.answers import same_answer
 from evener.tokens.beginnings import Beginnings, OpeningDigests, head_of, name_of
@@ -306,6 +306,8 @@ class History:
         if call.opened.side_call is None:
             turns = before.turns + 1 if call.answered else 0
             name, sub_agent = self._conversations[call.call_id], call.opened.sub_agent
+            if sub_agent or call.placement.root is RootReason.SUB_AGENT:
+                self.beginnings.sub_agent(name)
             self.beginnings.answered(name, before.head, before.start, answer, turns, sub_agent=sub_agent)
 
     def _begin(self, call: Call) -> tuple[Node, int]:

@@ -1,4 +1,4 @@
-"""Places a call: finds what it extends, and which ids the engine is given. Version 2 of the rules.
+"""Places a call: finds what it extends, and which ids the engine is given. Version 3 of the rules.
 
 The harness's text decides only *where* a call continues. The renderer proves the ids that follow the parent's sampled ids. Without proof
 the call is a new root with a reason, never a splice.
@@ -20,7 +20,7 @@ from evener.tokens.forest import Forest, Ids
 from evener.tokens.history import History, HistoryReading, Match
 from evener.tokens.roots import Root, root_of
 
-PLACEMENT_RULE: Final = 2
+PLACEMENT_RULE: Final = 3
 """The version of these rules, recorded with each placement."""
 PREFIX_CANDIDATES: Final = 8
 """The number of latest calls whose paths a new root is compared with, so that only the difference is stored."""

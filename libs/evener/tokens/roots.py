@@ -29,7 +29,7 @@ def root_of(history: History, reading: HistoryReading, quirks: Quirks, *, sub_ag
     if sub_agent:
         reason, goes_on = RootReason.SUB_AGENT, known
     elif quirks.compacted is not None and begins_compacted(quirks.compacted, reading.messages):
-        goes_on = known or history.beginnings.latest_under(reading.head)
+        goes_on = goes_on or history.beginnings.replaced(reading.head)
         reason = RootReason.COMPACTION if goes_on is not None else reason
     return Root(reason, goes_on.name if goes_on is not None else name_of(reading.head, sub_agent=sub_agent))
 

@@ -81,6 +81,36 @@ class TestLastMessage:
         assert trajectory.answer == "Done."
         assert labels(trajectory) == [(RootReason.FIRST, RowKind.MAIN), (RootReason.COMPACTION, RowKind.COMPACTION)]
 
+    @pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+    def test_after_a_compaction_that_follows_a_sub_agent_it_is_the_agents(self, *, marked: bool) -> None:
+        """The summary quotes nothing, and the sub-agent has the agent's system prompt and tools, and was answered last."""
+        world = World(quirks=Quirks(compacted="^Summary of the work"))
+        messages = work(world)[:-1]
+        placed, opened = world.open([AGENT[0], user("the part")], TOOLS, sub_agent=marked)
+        world.close(placed, opened, ["the part is done there"])
+        messages.append(tool(messages[-1], "the part is done there"))
+        again = [AGENT[0], user("Summary of the work so far.")]
+        again.append(world.ask(again, CALL, tools=TOOLS))
+        world.ask([*again, tool(again[-1], "in the end")], "Done.", tools=TOOLS)
+        trajectory = sealed(world)
+
+        assert trajectory.answer == "Done."
+        assert labels(trajectory) == [
+            (RootReason.FIRST, RowKind.MAIN),
+            (RootReason.SUB_AGENT, RowKind.SUB_AGENT),
+            (RootReason.COMPACTION, RowKind.COMPACTION),
+        ]
+
+    def test_declared_summary_that_quotes_an_answer_goes_on_from_its_conversation(self) -> None:
+        """Though another conversation under the same system prompt was answered later."""
+        world = World(quirks=Quirks(compacted="^Summary of the work"))
+        messages = work(world)
+        summary = world.ask([*messages, user("Summarize.")], "the thing was run and it rains in the north", tools=TOOLS)
+        world.ask([AGENT[0], user("another thing")], "fine there", tools=TOOLS)
+        world.ask([AGENT[0], user(f"Summary of the work so far. {summary['content']}")], "Done.", tools=TOOLS)
+
+        assert sealed(world).answer == "Done."
+
     @pytest.mark.parametrize("tools", [TOOLS, []], ids=["with_tools", "without_tools"])
     def test_title_that_was_asked_for_first_is_not_graded(self, tools: list[Message]) -> None:
         """Nobody declared it as a side call."""
