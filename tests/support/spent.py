@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-@contextmanager
-def descriptors_used_up() -> Iterator[None]:
-    """Let this process open nothing more in this block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def next_descriptor() -> int:
+    """Return the descriptor that the next file to be opened gets."""
     lowest_free = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    return lowest_free
+
+
+@contextmanager
+def descriptors_used_up(below: int | None = None) -> Iterator[None]:
+    """Let this process open nothing more in this block: neither `below` (an earlier `next_descriptor`), if it is given, nor above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor() if below is None else below, hard))
     try:
         yield
     finally:

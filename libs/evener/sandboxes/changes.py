@@ -1,8 +1,9 @@
 """Collects what a program changed in a folder, as a deterministic tar. Blocking: call it in a thread of `FileWork`.
 
 Names are relative to the folder. Links are kept as links and never followed. What cannot be kept is named with the reason, and the rest is
-kept: omitted are sockets, pipes and devices, entries nested too deeply, and files that cannot be read or change while they are read. Sizes
-and counts are checked first, so that nothing is read if a limit says that nothing will be kept.
+kept: omitted are sockets, pipes and devices, entries nested too deeply, and files that cannot be read or change while they are read. A
+machine at its limits omits nothing: that is raised. Sizes and counts are checked first, so that nothing is read if a limit says that
+nothing will be kept.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from evener.runtime.file_errors import is_of_files
 from evener.sandboxes.folders import Deadline, OutOfTime, descend, open_file, opened
 from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge
 
@@ -73,7 +75,7 @@ class Look:
         self._deadline = deadline
 
     def walk(self) -> None:
-        """Look at every entry without reading it. Raises ChangesTooLarge, OutOfTime, and OSError for the folder itself."""
+        """Look at every entry without reading it. Raises ChangesTooLarge, OutOfTime, and OSError for the folder itself or the machine."""
         folders = [""]
         while folders:
             name = folders.pop()
@@ -81,7 +83,7 @@ class Look:
                 with self.folder(name) as descriptor, os.scandir(descriptor) as found:
                     folders += [below for entry in found if (below := self._see(f"{name}/{entry.name}" if name else entry.name, entry))]
             except OSError as cause:
-                if not name:
+                if not name or not is_of_files(cause):
                     raise
                 self.unlisted.add(name)
                 self.leave_out(name, cause.strerror or "cannot be listed")
@@ -95,7 +97,7 @@ class Look:
 
     @contextmanager
     def file(self, name: str) -> Iterator[tuple[io.FileIO, os.stat_result]]:
-        """Open a file that `walk` saw. Raises Unreadable if it is gone or cannot be read."""
+        """Open a file that `walk` saw. Raises Unreadable if it is gone or cannot be read, and OSError if the machine is at fault."""
         *above, last = PurePosixPath(name).parts
         try:
             with descend(self._root, tuple(above)) as parent:
@@ -103,6 +105,8 @@ class Look:
         except PermissionError as cause:
             raise Unreadable(cause.strerror) from cause
         except OSError as cause:
+            if not is_of_files(cause):
+                raise
             raise Unreadable(UNSTEADY) from cause
         with io.FileIO(descriptor) as file:
             status = os.fstat(descriptor)
@@ -117,12 +121,14 @@ class Look:
             self.excluded[name[:MAX_NAME_BYTES]] = reason
 
     def link(self, name: str) -> str:
-        """Return a link's target. Raises Unreadable."""
+        """Return a link's target. Raises Unreadable, OSError."""
         *above, last = PurePosixPath(name).parts
         try:
             with descend(self._root, tuple(above)) as parent:
                 return os.readlink(last, dir_fd=parent)
         except OSError as cause:
+            if not is_of_files(cause):
+                raise
             raise Unreadable(UNSTEADY) from cause
 
     def blocks(self, file: io.FileIO, size: int) -> Iterator[bytes]:
@@ -192,7 +198,10 @@ def state_of(root: Path, tracked: Callable[[str], bool], limits: ChangeLimits | 
 def changes_since(
     root: Path, before: State, tracked: Callable[[str], bool], limits: ChangeLimits, called_off: threading.Event | None = None
 ) -> Changes:
-    """Return what differs from `before`. Raises OSError for the root, and ChangesTooLarge before reading anything that will not be kept."""
+    """Return what differs from `before`. Raises ChangesTooLarge before reading anything that will not be kept.
+
+    Raises OSError for the root, and for a machine at its limits: what an agent left is whole or not there.
+    """
     with _looking(root, tracked, limits, called_off) as look:
         maybe = sorted(name for name, known in look.state.items() if not _same(known, before.get(name)))
         surely = sum(known.size for name in maybe if _differs(known := look.state[name], before.get(name)))

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from evener.proto.sandbox import NetworkMode, SandboxSpec
 from evener.runtime.disk import is_full
+from evener.runtime.file_errors import is_of_files
 from evener.sandboxes import processes
 from evener.sandboxes.apply_changes import apply, make_folder
 from evener.sandboxes.changes import State, changes_since, state_of
@@ -210,6 +211,8 @@ class LocalSandbox:
         except FileNotFoundError:
             return None
         except OSError as cause:
+            if not is_of_files(cause):
+                raise
             msg = f"{place} is not read: {'a link' if cause.errno == errno.ELOOP else cause.strerror}"
             raise NotAFile(msg) from cause
         with os.fdopen(descriptor, "rb") as file:

@@ -5,9 +5,11 @@ import os
 import tarfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.support.spent import descriptors_used_up, next_descriptor
 from tests.support.trees import NOBODY, dig, make_specials, plain_user, scratch
 
 from evener.sandboxes.apply_changes import apply
@@ -199,6 +201,25 @@ def test_file_that_changes_while_it_is_gathered_is_excluded(happen: Callable[[Pa
 
         assert names(changes) == ["d", "d/late"]
         assert changes.excluded == {"file": "changed while it was read"}
+
+
+@pytest.mark.parametrize("last", ["file", "link", "folder"])
+def test_machine_at_its_limit_leaves_nothing_out(last: str) -> None:
+    """What an agent left is whole, or its session is run again: it is not graded without a file of its own."""
+    with scratch() as folder:
+        {
+            "file": lambda path: path.write_text("x"),
+            "link": lambda path: path.symlink_to("x"),
+            "folder": lambda path: path.mkdir(),
+        }[last](folder / last)
+        spent, lowest = ExitStack(), next_descriptor()
+
+        def strike(name: str) -> bool:
+            spent.enter_context(descriptors_used_up(lowest))  # it has been found, and is not opened yet
+            return bool(name)
+
+        with pytest.raises(OSError, match="Too many open files"), spent:
+            changes_since(folder, {}, strike, LIMITS)
 
 
 def test_folder_that_becomes_a_link_while_it_is_gathered_is_not_entered() -> None:

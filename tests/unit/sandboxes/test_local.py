@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.spent import descriptors_used_up
 from tests.support.waiting import eventually
 
 from evener.sandboxes.grading import Grading, grade
@@ -267,3 +268,13 @@ async def test_a_sandbox_is_removed_whatever_rights_its_files_have(sandboxes: Lo
         await process.wait()
 
     assert left_in(tmp_path / "sandboxes") == []
+
+
+async def test_machine_at_its_limit_does_not_make_a_file_unreadable(sandboxes: LocalSandboxes) -> None:
+    """Otherwise a reward would be missing, or a change of the agent's be left out."""
+    async with sandboxes.open("s") as sandbox:
+        await sandbox.write({"/app/answer": b"42"})
+        with descriptors_used_up(), pytest.raises(SandboxError, match=r"cannot read /app/answer: .*Too many open files"):
+            await sandbox.read("/app/answer")
+
+        assert await sandbox.read("/app/answer") == b"42"
