@@ -93,10 +93,18 @@ class Beginnings:
         return None
 
     def quoted(self, messages: Sequence[Message], head: OpeningDigests, start: Digest) -> Begun | None:
-        """Return the conversation whose history a summary replaces: same system prompt and tools, and a message quotes its answer."""
+        """Return the conversation whose history a summary replaces: same system prompt and tools, and a message quotes its answer.
+
+        If the summary was asked for apart, the message quotes another conversation's answer, and its agent waits for results that never
+        come.
+        """
         users = [text_of(message) for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
         quoted = [begun for text, begun in reversed(self._latest) if any(text in user for user in users)]
-        return self._agent_of([begun for begun in quoted if begun.turns >= LEAST_TURNS and _alike(begun, head, start)])
+        alike = [begun for begun in reversed(self._begun.values()) if begun.turns >= LEAST_TURNS and _alike(begun, head, start)]
+        if own := [begun for begun in quoted if begun in alike]:
+            return self._agent_of(own)
+        apart = any(begun.name not in self._sub_agents for begun in quoted)
+        return self._agent_of([begun for begun in alike if self._waiting.get(begun.name)]) if apart else None
 
     def replaced(self, head: OpeningDigests) -> Begun | None:
         """Return the conversation whose history a declared summary replaces. None: there is none.

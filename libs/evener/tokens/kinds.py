@@ -106,7 +106,7 @@ def asked_later(session: SessionLog) -> Call | None:
     """Return the last answered call after the agent's last message that may be the agent's all the same. None: there is none.
 
     It is of another conversation, of the policy, and offered tools if the agent's message did: perhaps the history went on from a summary
-    that nothing recognises.
+    that nothing recognises. It may seem a sub-agent's, unless its client said so: the agent had waited for a tool.
     """
     if (last := last_message(session)) is None:
         return None
@@ -119,7 +119,7 @@ def asked_later(session: SessionLog) -> Call | None:
         and call.answered
         and call.opened.policy is not None
         and call.opened.side_call is None
-        and not known.is_sub_agent(call.call_id)
+        and not call.opened.sub_agent
         and known.of(call.call_id) != known.main
         and (call.opened.tool_count or not message.opened.tool_count)
     ]

@@ -15,6 +15,7 @@ from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.templates.port import Bridge
 from evener.tokens.digests import Message
+from evener.tokens.kinds import asked_later
 from evener.tokens.place import Placed
 
 AGENT: list[Message] = [{"role": "system", "content": "be good there"}, user("do the thing")]
@@ -100,6 +101,49 @@ class TestLastMessage:
             (RootReason.SUB_AGENT, RowKind.SUB_AGENT),
             (RootReason.COMPACTION, RowKind.COMPACTION),
         ]
+
+    def test_after_a_compaction_between_a_tool_and_its_result(self) -> None:
+        """The summary is asked for apart. It is no sub-agent that begins with it, though the agent waits."""
+        world = World()
+        messages = work(world, 3)
+        told = world.ask([{"role": "system", "content": "You sum up."}, user(f"So far: {messages[2:]}")], "it was run and it rains there")
+        again = [AGENT[0], user(f"Summary of the work. {told['content']}")]
+        again.append(world.ask(again, CALL, tools=TOOLS))
+        world.ask([*again, tool(again[-1], "in the end")], "Done.", tools=TOOLS)
+        trajectory = sealed(world)
+
+        assert trajectory.answer == "Done."
+        assert labels(trajectory) == [
+            (RootReason.FIRST, RowKind.MAIN),
+            (RootReason.FIRST, RowKind.CONVERSATION),
+            (RootReason.COMPACTION, RowKind.COMPACTION),
+        ]
+
+    @pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+    def test_what_nobody_marked_as_a_sub_agents_may_be_the_agents(self, *, marked: bool) -> None:
+        """A summary that quotes nothing took the place of the agent's history, which still waits."""
+        world = World()
+        work(world, 3)
+        placed, opened = world.open([AGENT[0], user("Summary of the work: it rains.")], TOOLS, sub_agent=marked)
+        world.close(placed, opened, ["Done."])
+        trajectory = sealed(world)
+        later = asked_later(world.session)
+
+        assert labels(trajectory) == [(RootReason.FIRST, RowKind.MAIN), (RootReason.SUB_AGENT, RowKind.SUB_AGENT)]
+        assert (later and later.call_id) == (None if marked else opened.call_id)
+
+    @pytest.mark.parametrize("told", ["the part is done there", "it goes on"], ids=["quotes_another", "quotes_none"])
+    def test_sub_agent_under_the_agents_prompt_is_no_compaction(self, told: str) -> None:
+        """Though its task quotes what another sub-agent said."""
+        world = World()
+        messages = work(world, 3)[:-1]
+        world.ask([AGENT[0], user("the part")], "the part is done there, in the rain", tools=TOOLS)
+        world.ask([AGENT[0], user(f"the rest: {told}, in the rain")], "the rest is done", tools=TOOLS)
+        world.ask([*messages, tool(messages[-1], "the rest is done")], "It rains.", tools=TOOLS)
+        trajectory = sealed(world)
+
+        assert trajectory.answer == "It rains."
+        assert [row.kind for row in trajectory.rows] == [RowKind.MAIN, RowKind.SUB_AGENT, RowKind.SUB_AGENT]
 
     def test_declared_summary_that_quotes_an_answer_goes_on_from_its_conversation(self) -> None:
         """Though another conversation under the same system prompt was answered later."""

@@ -85,11 +85,19 @@ def test_header_that_does_not_tell_sub_agents_apart_is_not_proposed(agent: tuple
 
 
 def compacting(
-    text: str, *, quirks: Quirks | None = None, system: Message = AGENT[0], tools: list[Message] = TOOLS, goes_on: bool = False
+    text: str,
+    *,
+    quirks: Quirks | None = None,
+    system: Message = AGENT[0],
+    tools: list[Message] = TOOLS,
+    waits: bool = False,
+    goes_on: bool = False,
 ) -> World:
-    """A harness that has another prompt make a summary, and begins anew with a message of this text."""
+    """A harness that has another prompt make a summary, and begins anew with this text. `waits`: its agent does, for a tool."""
     world = World(quirks=quirks)
     messages = work(world)
+    if not waits:
+        messages += [world.ask(messages, "so far it rains", tools=tools), user("on")]
     world.ask(ASKED_FOR, SUMMARY)
     again = [system, user(text)]
     again.append(world.ask(again, CALL, tools=tools))
@@ -101,22 +109,22 @@ def compacting(
 
 
 @pytest.mark.parametrize(
-    ("text", "pattern"),
+    ("text", "pattern", "waits"),
     [
-        (f"What was there before this:\n<so>{SUMMARY}</so>", r"^\s*What was there before this:"),
-        (f"What was there before: {SUMMARY}. Go on!", r"^\s*What was there before:"),
-        ("A summary of what was before\n\nIt rained.", r"^\s*A summary of what was before"),
+        (f"What was there before this:\n<so>{SUMMARY}</so>", r"^\s*What was there before this:", False),
+        (f"What was there before: {SUMMARY}. Go on!", r"^\s*What was there before:", False),
+        ("A summary of what was before\n\nIt rained.", r"^\s*A summary of what was before", True),
     ],
     ids=["quoted", "same_line", "told"],
 )
-def test_message_in_the_place_of_the_history_is_known_by_its_beginning(text: str, pattern: str, tmp_path: Path) -> None:
-    """The agent waits for a tool's result that never comes: the history went on elsewhere. Given the pattern, its last message is right."""
-    quirks = given(proposed(compacting(text)), tmp_path)
+def test_message_in_the_place_of_the_history_is_known_by_its_beginning(text: str, pattern: str, tmp_path: Path, *, waits: bool) -> None:
+    """The history went on elsewhere, and a result for which the agent waits never comes. Given the pattern, its last message is right."""
+    quirks = given(proposed(compacting(text, waits=waits)), tmp_path)
     assert quirks.compacted == pattern
-    world = compacting(text, quirks=quirks)
+    world = compacting(text, waits=waits, quirks=quirks)
     assert propose(world.session) is None
     assert world.seal().answer == "Done."
-    assert compacting(text).seal().answer != "Done."
+    assert compacting(text, waits=waits).seal().answer != "Done."
 
 
 @pytest.mark.parametrize(
