@@ -115,8 +115,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
     last_message: int | None = None
     """The number of the call whose answer is the agent's last message. None: there is none."""
-    asked_later: int | None = None
-    """The number of a later call, of another conversation, that may be the agent's all the same. None: there is none."""
+    other_message: int | None = None
+    """The number of a call of another conversation whose answer may be the agent's last message all the same. None: there is none."""
 
     @property
     def told(self) -> "TrajectoryBuilt | Preview":

@@ -66,13 +66,13 @@ class Conversations:
         """Return the main conversation. It is not a sub-agent's, belongs to the policy, and offers tools, as far as any conversation does.
 
         Of several, the first is the main one. If none offers tools, it is the first with more than one answer, since a title is asked for
-        once.
+        once; and if each has a single answer, the last, since a title is asked for before the work.
         """
         left = _those(self._found, [name for name in self._found if name not in self._sub_agents])
         left = _those(left, [name for name, one in left.items() if one.of_policy])
         offered = [name for name, one in left.items() if one.offers_tools]
-        left = _those(left, offered or [name for name, one in left.items() if len(one.calls) > 1])
-        return next(iter(left), None)
+        worked = offered or [name for name, one in left.items() if len(one.calls) > 1]
+        return next(iter(worked or reversed(list(left))), None)
 
 
 def _those(conversations: dict[str, Conversation], names: list[str]) -> dict[str, Conversation]:
@@ -102,20 +102,21 @@ def last_message(session: SessionLog) -> SegmentRef | None:
     return SegmentRef(call_id=calls[-1].call_id) if calls else None
 
 
-def asked_later(session: SessionLog) -> Call | None:
-    """Return the last answered call after the agent's last message that may be the agent's all the same. None: there is none.
+def other_message(session: SessionLog) -> Call | None:
+    """Return another call whose answer may be the agent's last message all the same. None: there is none.
 
-    It is of another conversation, of the policy, and offered tools if the agent's message did: perhaps the history went on from a summary
-    that nothing recognises. It may seem a sub-agent's, unless its client said so: the agent had waited for a tool.
+    It is of another conversation and of the policy, and offered tools if the agent's message did. It is the last that was answered after
+    that message: perhaps the history went on from a summary that nothing recognises. It may seem a sub-agent's, unless its client said so:
+    the agent had waited for a tool. Otherwise, if the agent answered once and offered no tools, it is the last that was answered before:
+    perhaps a title was asked for after the work.
     """
     if (last := last_message(session)) is None:
         return None
     known, message = Conversations(session), session.forest.calls[last.call_id]
-    later = [
+    others = [
         call
         for call in session.forest.in_order()
-        if call.offset > message.offset
-        and call.opened.attempt == session.attempt
+        if call.opened.attempt == session.attempt
         and call.answered
         and call.opened.policy is not None
         and call.opened.side_call is None
@@ -123,7 +124,9 @@ def asked_later(session: SessionLog) -> Call | None:
         and known.of(call.call_id) != known.main
         and (call.opened.tool_count or not message.opened.tool_count)
     ]
-    return later[-1] if later else None
+    later = [call for call in others if call.offset > message.offset]
+    guessed = len(known.main_calls()) == 1 and not message.opened.tool_count
+    return next(reversed(later or (others if guessed else [])), None)
 
 
 def main_branch(session: SessionLog) -> Path:

@@ -1,4 +1,4 @@
-"""Cuts rows: root-to-leaf paths of segments as training samples, with the accounting of every sampled token. Version 2 of the rules."""
+"""Cuts rows: root-to-leaf paths of segments as training samples, with the accounting of every sampled token. Version 3 of the rules."""
 
 import hashlib
 from collections import Counter
@@ -19,7 +19,7 @@ from evener.tokens.forest import Call, Forest
 from evener.tokens.kinds import asked_again, kinds_of
 from evener.tokens.session import SessionLog
 
-ROW_RULE: Final = 2
+ROW_RULE: Final = 3
 """The version of these rules, recorded with each trajectory."""
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")

@@ -19,13 +19,20 @@ def remarks(view: SessionView) -> Iterator[str]:
         yield hidden
     if (stripped := thinking_stripped(call.placement.root for call in view.calls if call.side_call is None)) is not None:
         yield stripped
-    if view.asked_later is not None and view.told.spec.grader.name == ANSWER_GRADER:
-        yield (
-            f"Call {view.last_message} is the agent's last message, which `{ANSWER_GRADER}` grades; call {view.asked_later}, of another "
-            "conversation, was answered after it: if that is the agent after a summary, declare `compacted` (docs/harnesses.md, Quirks)"
-        )
+    if view.told.spec.grader.name == ANSWER_GRADER and (doubt := _doubt(view.last_message, view.other_message)) is not None:
+        yield doubt
     if view.proposed is not None:
         yield from (f"{sentence[0].upper()}{sentence[1:]}" for sentence in view.proposed.because)
+
+
+def _doubt(last: int | None, other: int | None) -> str | None:
+    """Return a sentence about which of two calls holds the agent's last message. None: there is no doubt."""
+    if last is None or other is None:
+        return None
+    graded = f"Call {last} is the agent's last message, which `{ANSWER_GRADER}` grades; call {other}, of another conversation, was answered"
+    if other > last:
+        return f"{graded} after it: if that is the agent after a summary, declare `compacted` (docs/harnesses.md, Quirks)"
+    return f"{graded} before it: if one of them is not the agent's work, declare it in `side_calls` (docs/harnesses.md, Quirks)"
 
 
 def notes(view: SessionView) -> RenderableType:

@@ -11,7 +11,7 @@ from evener.proto.spec import Strategy
 from evener.tokens.conversation import conversation
 from evener.tokens.forest import Call, Forest
 from evener.tokens.inconsistencies import inconsistent_segments
-from evener.tokens.kinds import asked_later, last_message, main_branch
+from evener.tokens.kinds import last_message, main_branch, other_message
 from evener.tokens.proposals import propose
 from evener.tokens.quirks_toml import quirks_toml
 from evener.tokens.rows import SessionRows, cut
@@ -41,7 +41,7 @@ def view_of(session: SessionLog, source: SessionSource, strategy: Strategy) -> S
         messages=tuple(_said(session.forest, branch) for branch in branches if branch),
         proposed=_proposed(session),
         last_message=numbers[last.call_id] if (last := last_message(session)) is not None else None,
-        asked_later=numbers[later.call_id] if (later := asked_later(session)) is not None else None,
+        other_message=numbers[other.call_id] if (other := other_message(session)) is not None else None,
     )
 
 

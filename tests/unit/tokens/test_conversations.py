@@ -15,7 +15,7 @@ from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.templates.port import Bridge
 from evener.tokens.digests import Message
-from evener.tokens.kinds import asked_later
+from evener.tokens.kinds import last_message, other_message
 from evener.tokens.place import Placed
 
 AGENT: list[Message] = [{"role": "system", "content": "be good there"}, user("do the thing")]
@@ -127,10 +127,10 @@ class TestLastMessage:
         placed, opened = world.open([AGENT[0], user("Summary of the work: it rains.")], TOOLS, sub_agent=marked)
         world.close(placed, opened, ["Done."])
         trajectory = sealed(world)
-        later = asked_later(world.session)
+        other = other_message(world.session)
 
         assert labels(trajectory) == [(RootReason.FIRST, RowKind.MAIN), (RootReason.SUB_AGENT, RowKind.SUB_AGENT)]
-        assert (later and later.call_id) == (None if marked else opened.call_id)
+        assert (other and other.call_id) == (None if marked else opened.call_id)
 
     @pytest.mark.parametrize("told", ["the part is done there", "it goes on"], ids=["quotes_another", "quotes_none"])
     def test_sub_agent_under_the_agents_prompt_is_no_compaction(self, told: str) -> None:
@@ -166,6 +166,21 @@ class TestLastMessage:
 
         assert trajectory.answer == "It rains."
         assert labels(trajectory) == [(RootReason.FIRST, RowKind.CONVERSATION), (RootReason.FIRST, RowKind.MAIN)]
+
+    @pytest.mark.parametrize("order", [[TITLE, AGENT], [AGENT, TITLE]], ids=["title_first", "agent_first"])
+    def test_of_single_answers_without_tools_the_last_is_graded_and_the_other_told(self, order: list[list[Message]]) -> None:
+        """Titles are mostly asked for before the work; nothing says which of the two is one."""
+        world = World()
+        for messages in order:
+            world.ask(messages, "said in the hen there")
+        trajectory = sealed(world)
+        other = other_message(world.session)
+
+        assert [row.kind for row in trajectory.rows] == [RowKind.CONVERSATION, RowKind.MAIN]
+        assert (last := last_message(world.session)) is not None
+        assert last.call_id == "c2"
+        assert other is not None
+        assert other.call_id == "c1"
 
     def test_side_calls_sub_agents_and_lost_answers_say_nothing_for_the_agent(self) -> None:
         """All three come after its last message."""
@@ -335,7 +350,7 @@ class TestBesideOthers:
             world.ask([user(prompt)], f"{prompt} is there")
         trajectory = sealed(world)
 
-        kinds = [RowKind.MAIN, RowKind.CONVERSATION, RowKind.CONVERSATION]
+        kinds = [RowKind.CONVERSATION, RowKind.CONVERSATION, RowKind.MAIN]
         assert labels(trajectory) == [(RootReason.FIRST, kind) for kind in kinds]
 
     def test_sub_agent_works_while_another_conversation_waits_for_its_tools(self) -> None:
