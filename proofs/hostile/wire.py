@@ -51,7 +51,8 @@ async def exchange(address: tuple[str, int], pieces: Sequence[Piece], *, close: 
                 else:
                     await asyncio.sleep(piece)
             if close:
-                writer.write_eof()
+                with suppress(OSError):  # the server has closed
+                    writer.write_eof()
         while data := await asyncio.wait_for(reader.read(1 << 16), QUIET_SECONDS):
             said += data
         closed = True

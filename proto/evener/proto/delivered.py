@@ -8,12 +8,13 @@ from msgspec import Struct, structs
 
 from evener.proto.letters import position_text
 from evener.proto.topics import Topic
-from evener.proto.trajectories import GroupOutcome
+from evener.proto.trajectories import GroupFailed, GroupMerged, GroupOutcome, Member, Row, TrajectoryBuilt, TrajectoryScored
 
 _encoder: Final = msgspec.msgpack.Encoder()
 MAP_16: Final = b"\xde"
 ARRAY_32: Final = b"\xdd"
-MEMBERS: Final = "members"
+PART_BYTES: Final = 1 << 20
+LEADS_TO_ROWS: Final = (GroupMerged, GroupFailed, Member, TrajectoryScored, TrajectoryBuilt)
 
 
 class GroupPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,12 +41,32 @@ class Delivered(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def parts_of(group: GroupOutcome) -> Iterator[bytes]:
-    """Yield a group as msgpack, each of its members alone.
+    """Yield a group as msgpack, in parts of about a megabyte.
 
-    Encoding does not let other threads run, and a group may have 100 MB. Between two parts they do.
+    Encoding does not let other threads run, and a group may have 100 MB, also in a single session. Between two rows they do.
     """
-    fields: dict[str, Any] = {str(group.__struct_config__.tag_field): group.__struct_config__.tag, **structs.asdict(group)}
-    members = fields.pop(MEMBERS)
-    yield MAP_16 + (len(fields) + 1).to_bytes(2, "big") + b"".join(_encoder.encode(part) for pair in fields.items() for part in pair)
-    yield _encoder.encode(MEMBERS) + ARRAY_32 + len(members).to_bytes(4, "big")
-    yield from map(_encoder.encode, members)
+    part = bytearray()
+    for piece in _encoded(group):
+        part += piece
+        if len(part) >= PART_BYTES:
+            yield bytes(part)
+            part.clear()
+    if part:
+        yield bytes(part)
+
+
+def _encoded(value: Any) -> Iterator[bytes]:
+    """Yield a value as msgpack. What leads to rows is encoded field by field, everything else whole."""
+    if isinstance(value, LEADS_TO_ROWS):
+        config = value.__struct_config__
+        fields = structs.asdict(value) if config.tag is None else {str(config.tag_field): config.tag, **structs.asdict(value)}
+        yield MAP_16 + len(fields).to_bytes(2, "big")
+        for name, field in fields.items():
+            yield _encoder.encode(name)
+            yield from _encoded(field)
+    elif isinstance(value, tuple) and value and isinstance(value[0], Member | Row):
+        yield ARRAY_32 + len(value).to_bytes(4, "big")
+        for item in value:
+            yield from _encoded(item)
+    else:
+        yield _encoder.encode(value)

@@ -29,8 +29,6 @@ from evener.service.principals import Role
 EMPTY_FRAME_SECONDS: Final = 15.0
 """After this long without a group, the reader gets a length of 0 as a sign of life."""
 AT: Final = re.compile(r"(\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*)?")
-GROUP_PIECE_BYTES: Final = 1 << 20
-"""The stream is written in pieces of at least this size."""
 EMPTY_FRAME: Final = framed(b"")
 
 
@@ -108,13 +106,6 @@ async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[byte
 
 
 def _pieces(delivered: Delivered) -> list[bytes]:
-    """Return the frames of a group, small ones together. Call it in a thread."""
-    parts = [] if delivered.group is None else list(parts_of(delivered.group))
-    position = structs.replace(delivered.position, parts=len(parts))
-    pieces, piece = [], bytearray(framed(msgspec.msgpack.encode(position)))
-    for part in parts:
-        piece += framed(part)
-        if len(piece) > GROUP_PIECE_BYTES:
-            pieces.append(bytes(piece))
-            piece = bytearray()
-    return [*pieces, bytes(piece)] if piece else pieces
+    """Return the frames of a group: its position, then its parts. Call it in a thread."""
+    parts = [] if delivered.group is None else [framed(part) for part in parts_of(delivered.group)]
+    return [framed(msgspec.msgpack.encode(structs.replace(delivered.position, parts=len(parts)))), *parts]
