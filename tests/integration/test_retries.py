@@ -14,7 +14,7 @@ from tests.support.server_sent_events import events_in
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import ExclusionReason
-from evener.proto.relay import Admitted, AnyFrame
+from evener.proto.relay import STEP, Admitted, AnyFrame
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
 from evener.proto.spec import Quirks
 from evener.proto.trajectories import TrajectoryBuilt
@@ -154,6 +154,15 @@ async def test_sub_agent_is_recognised_by_its_header_where_its_prompt_is_the_sam
     opened = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
     assert [event.placement.root for event in opened] == [RootReason.FIRST, RootReason.SUB_AGENT, RootReason.FIRST]
     assert [event.marks for event in opened] == [(), ("x-openai-subagent",), ()]
+
+
+async def test_calls_have_the_step_that_the_relay_names(hand: Hand) -> None:
+    """Each step of a task has a harness of its own: a conversation that begins in the next is no sub-agent's."""
+    capability = await hand.start("s1")
+    for step in (1, 2):
+        await hand.ask(capability, [{"role": "user", "content": f"step {step}"}], passed_on={STEP: str(step)})
+    opened = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
+    assert [event.step for event in opened] == [1, 2]
 
 
 @pytest.mark.parametrize("streams", [(True, False), (False, True)])

@@ -30,6 +30,7 @@ from evener.harnesses.registry import harness as harness_named
 from evener.proto.codec import AnyEvent, decode
 from evener.proto.fleet import Running
 from evener.proto.reasons import CallFailure, ExitCause
+from evener.proto.relay import STEP
 from evener.proto.sandbox import SandboxSpec
 from evener.proto.sessions import Failures, HarnessExited, SessionCancelled, SessionStarted
 from evener.proto.spec import Budgets, HarnessSpec, Quirks, TaskRef
@@ -805,6 +806,16 @@ async def test_steps_of_a_task_run_one_after_the_other_in_one_sandbox(tmp_path: 
             "app/two.txt": b"given.txt\none.txt\nstaged.txt\ntwo.txt\n",
         }
         assert [event for event in await b.log() if isinstance(event, SessionStarted)] != []
+
+
+async def test_requests_say_in_which_step_they_are(tmp_path: Path) -> None:
+    """The agent's last message is then known to be the last step's."""
+    async with bench(tmp_path, files=OF_STEPS | {"task.toml": STEPS.partition("[steps.healthcheck]")[0]}) as b:
+        b.gateway.script = [reply("41"), reply("42")]
+        await b.dispatch()
+        await b.until(HarnessExited)
+
+        assert [(seen.body["messages"][-1]["content"], seen.headers[STEP]) for seen in b.gateway.seen] == [("one", "1"), ("two", "2")]
 
 
 async def test_step_that_the_agent_made_impossible_ends_the_task_with_what_was_done(tmp_path: Path) -> None:

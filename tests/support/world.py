@@ -48,6 +48,8 @@ class OwnedSession:
         self.history: History
         self.events: list[AnyEvent] = []
         self.calls = 0
+        self.step = 0
+        """The number of the task's step that runs. 0: the task has no steps."""
         self.start(1)
 
     @property
@@ -82,12 +84,18 @@ class OwnedSession:
             quirks=self.quirks,
             digests=digests,
             sub_agent=sub_agent,
+            step=self.step,
         )
 
     def opening(self, placed: Placed, messages: Sequence[Message], tools: Sequence[Message], **given: Any) -> CallOpened:
         """Return the opening of the next call, which is not written yet."""
         self.calls += 1
-        told: dict[str, Any] = {"attempt": self.session.attempt, "start_id": f"s{self.session.attempt}", "number": self.calls}
+        told: dict[str, Any] = {
+            "attempt": self.session.attempt,
+            "start_id": f"s{self.session.attempt}",
+            "number": self.calls,
+            "step": self.step,
+        }
         return call_opened(self.session.session_id, placed, messages, tools, **told | given)
 
     def seal(self, exit_code: int = 0, **of_exit: Any) -> TrajectoryBuilt:

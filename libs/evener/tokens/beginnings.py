@@ -47,17 +47,16 @@ class Beginnings:
         """The conversations; the one that was answered last comes last."""
         self._sub_agents: set[str] = set()
         """The names of the sub-agents' conversations."""
-        self._waiting: dict[str, bool] = {}
-        """Whether the last answer of each conversation called tools."""
+        self._waiting: dict[str, int | None] = {}
+        """The step in which the last answer of each conversation called tools. None: it called none."""
         self._of_answer: dict[Digest, Begun] = {}
         self._of_tool_call: dict[str, Begun] = {}
         self._latest: deque[tuple[str, Begun]] = deque(maxlen=QUOTED_CALLS)
         """The texts of the latest answers."""
 
-    @property
-    def waited_for(self) -> bool:
-        """Whether the last answer of some conversation called tools, so that its agent is waiting for results."""
-        return any(self._waiting.values())
+    def waited_for(self, step: int) -> bool:
+        """Return whether the last answer of some conversation of this step called tools, so that its agent is waiting for results."""
+        return any(self._waits(name, step) for name in self._waiting)
 
     def find(self, head: OpeningDigests, *, sub_agent: bool) -> Begun | None:
         """Return the conversation with this head. None: no call with this head was closed."""
@@ -67,15 +66,20 @@ class Beginnings:
         """Note that a conversation is a sub-agent's."""
         self._sub_agents.add(name)
 
-    def answered(self, name: str, head: OpeningDigests, start: Digest, answer: Message, turns: int, *, sub_agent: bool) -> None:
-        """Note an answer. `turns` is the number of turns in its history, its own included; 0 if the answer was aborted."""
+    def answered(
+        self, name: str, head: OpeningDigests, start: Digest, answer: Message, turns: int, *, sub_agent: bool, step: int = 0
+    ) -> None:
+        """Note an answer. `turns` is the number of turns in its history, its own included; 0 if the answer was aborted.
+
+        `step` is the task's: each step has a harness of its own, so that nobody waits in a later one.
+        """
         begun = self._begun.pop((head, sub_agent), None) or Begun(name, head, set())
         self._begun[head, sub_agent] = begun
         begun.starts.add(start)
         if not turns:
             return
         begun.turns = max(begun.turns, turns)
-        self._waiting[name] = bool(answer.get("tool_calls"))
+        self._waiting[name] = step if answer.get("tool_calls") else None
         self._of_answer[message_digest(answer)] = begun
         self._of_tool_call.update({str(call["id"]): begun for call in answer.get("tool_calls") or ()})
         if len(text := text_of(answer).strip()) >= QUOTED_LEAST:
@@ -92,7 +96,7 @@ class Beginnings:
                 return found
         return None
 
-    def quoted(self, messages: Sequence[Message], head: OpeningDigests, start: Digest) -> Begun | None:
+    def quoted(self, messages: Sequence[Message], head: OpeningDigests, start: Digest, step: int) -> Begun | None:
         """Return the conversation whose history a summary replaces: same system prompt and tools, and a message quotes its answer.
 
         If the summary was asked for apart, the message quotes another conversation's answer, and its agent waits for results that never
@@ -104,16 +108,20 @@ class Beginnings:
         if own := [begun for begun in quoted if begun in alike]:
             return self._agent_of(own)
         apart = any(begun.name not in self._sub_agents for begun in quoted)
-        return self._agent_of([begun for begun in alike if self._waiting.get(begun.name)]) if apart else None
+        return self._agent_of([begun for begun in alike if self._waits(begun.name, step)]) if apart else None
 
-    def replaced(self, head: OpeningDigests) -> Begun | None:
+    def replaced(self, head: OpeningDigests, step: int) -> Begun | None:
         """Return the conversation whose history a declared summary replaces. None: there is none.
 
         It is one under the same system prompt, otherwise any; one that waits for its tools, otherwise the one that was answered last.
         """
         latest = list(reversed(self._begun.values()))
         under = [begun for begun in latest if begun.head[:-1] == head[:-1]] or latest
-        return self._agent_of(sorted(under, key=lambda begun: not self._waiting.get(begun.name)))
+        return self._agent_of(sorted(under, key=lambda begun: not self._waits(begun.name, step)))
+
+    def _waits(self, name: str, step: int) -> bool:
+        """Return whether the agent of a conversation of this step waits for the results of its tools."""
+        return self._waiting.get(name) == step
 
     def _agent_of(self, candidates: Sequence[Begun]) -> Begun | None:
         """Return the first conversation that is not a sub-agent's, otherwise the first. None: there are none."""

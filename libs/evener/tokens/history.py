@@ -308,7 +308,7 @@ class History:
             name, sub_agent = self._conversations[call.call_id], call.opened.sub_agent
             if sub_agent or call.placement.root is RootReason.SUB_AGENT:
                 self.beginnings.sub_agent(name)
-            self.beginnings.answered(name, before.head, before.start, answer, turns, sub_agent=sub_agent)
+            self.beginnings.answered(name, before.head, before.start, answer, turns, sub_agent=sub_agent, step=call.opened.step)
 
     def _begin(self, call: Call) -> tuple[Node, int]:
         """Return the node that a call's own messages follow, and the number of messages up to it."""

@@ -38,21 +38,30 @@ class Conversations:
         self._forest = session.forest
         self._names = session.forest.conversations()
         self._sub_agents: set[str] = set()
+        self._asked_on: set[str] = set()
+        """The names of the conversations that went on from an answer, even if only to calls that failed."""
         self._found: dict[str, Conversation] = {}
         for call in session.forest.in_order():
             name = self._names[call.call_id]
+            if call.opened.attempt == session.attempt and call.placement.parent is not None:
+                self._asked_on.add(name)
             if call.opened.attempt != session.attempt or call.closed is None:  # what failed, or was begun anew, names nothing
                 continue
             if call.placement.root is RootReason.SUB_AGENT:
                 self._sub_agents.add(name)
             if call.answered and call.choices and call.opened.side_call is None:
                 self._found.setdefault(name, Conversation([])).calls.append(call)
-        self.main = self._main()
-        """The name of the main conversation. None: no call was answered."""
+        self._main_in = self._main()
+        self.main = frozenset(self._main_in.values())
+        """The names of the main conversation: another one in each step of the task that began anew. Empty: no call was answered."""
 
     def of(self, call_id: str) -> str:
         """Return the name of a call's conversation."""
         return self._names[call_id]
+
+    def main_in(self, step: int) -> str | None:
+        """Return the name of the main conversation in a step. None: no call of it was answered."""
+        return self._main_in.get(step)
 
     def is_sub_agent(self, call_id: str) -> bool:
         """Return whether a sub-agent asked: its conversation is a sub-agent's, or its client said so."""
@@ -60,19 +69,30 @@ class Conversations:
 
     def main_calls(self) -> list[Call]:
         """Return the answered calls of the main conversation, in the order of the log."""
-        return self._found[self.main].calls if self.main is not None else []
+        calls = [call for name in self.main for call in self._found[name].calls]
+        return sorted(calls, key=lambda call: (call.offset, call.call_id))
 
-    def _main(self) -> str | None:
-        """Return the main conversation. It is not a sub-agent's, belongs to the policy, and offers tools, as far as any conversation does.
+    def _main(self) -> dict[int, str]:
+        """Return the main conversation of each step: that of an earlier one, if it goes on."""
+        main: dict[int, str] = {}
+        for step in sorted({call.opened.step for one in self._found.values() for call in one.calls}):
+            calls = {name: [call for call in one.calls if call.opened.step == step] for name, one in self._found.items()}
+            found = {name: Conversation(own) for name, own in calls.items() if own}
+            main[step] = next((name for name in reversed(main.values()) if name in found), None) or self._main_of(found)
+        return main
 
-        Of several, the first is the main one. If none offers tools, it is the first with more than one answer, since a title is asked for
-        once; and if each has a single answer, the last, since a title is asked for before the work.
+    def _main_of(self, found: dict[str, Conversation]) -> str:
+        """Return the main one of a step's conversations.
+
+        It is not a sub-agent's, belongs to the policy, and offers tools, as far as any conversation does. Of several, the first is the main
+        one. If none offers tools, it is the first that had more than one answer or asked for one, since a title is asked for once; and if
+        none did, the last, since a title is asked for before the work.
         """
-        left = _those(self._found, [name for name in self._found if name not in self._sub_agents])
+        left = _those(found, [name for name in found if name not in self._sub_agents])
         left = _those(left, [name for name, one in left.items() if one.of_policy])
         offered = [name for name, one in left.items() if one.offers_tools]
-        worked = offered or [name for name, one in left.items() if len(one.calls) > 1]
-        return next(iter(worked or reversed(list(left))), None)
+        worked = offered or [name for name, one in left.items() if len(one.calls) > 1 or name in self._asked_on]
+        return worked[0] if worked else list(left)[-1]
 
 
 def _those(conversations: dict[str, Conversation], names: list[str]) -> dict[str, Conversation]:
@@ -121,7 +141,7 @@ def other_message(session: SessionLog) -> Call | None:
         and call.opened.policy is not None
         and call.opened.side_call is None
         and not call.opened.sub_agent
-        and known.of(call.call_id) != known.main
+        and known.of(call.call_id) not in known.main
         and (call.opened.tool_count or not message.opened.tool_count)
     ]
     later = [call for call in others if call.offset > message.offset]
@@ -165,7 +185,7 @@ def _kind(forest: Forest, known: Conversations, path: Path) -> RowKind:
         return RowKind.SUB_AGENT
     if root.placement.root is RootReason.COMPACTION:
         return RowKind.COMPACTION
-    return RowKind.BRANCH if known.of(last) == known.main else RowKind.CONVERSATION
+    return RowKind.BRANCH if known.of(last) in known.main else RowKind.CONVERSATION
 
 
 def _place(forest: Forest, segment: SegmentRef) -> tuple[int, str]:

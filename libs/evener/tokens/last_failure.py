@@ -20,16 +20,16 @@ def unserved(session: SessionLog, left: HarnessExited) -> CallFailure | None:
         return None
     known = Conversations(session)
     later = (call for request_id in left.later_requests for call in session.forest.of_request(request_id))
-    went_on = any(_tells(call) and known.of(call.call_id) == known.main for call in later)
+    went_on = any(_tells(call) and known.of(call.call_id) in known.main for call in later)
     return None if went_on else left.unanswered
 
 
 def last_failure(session: SessionLog) -> CallFailure | None:
     """Return the failure in the log that kept the agent of the current attempt from going on, or None. The exit code does not matter.
 
-    A fault of Evener's counts unless an equal request was answered, or the failed call's own conversation or the main one went on after
-    it: the agent saw its sub-agent fail. An answer in any other conversation says nothing about the agent that waited. Any other failure
-    counts if no call is opened after it and answered.
+    A fault of Evener's counts unless an equal request was answered, or the failed call's own conversation or its step's main one went on
+    after it: the agent saw its sub-agent fail. An answer in any other conversation says nothing about the agent that waited. Any other
+    failure counts if no call is opened after it and answered.
     """
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.opened.side_call is None]
     failed = [call for call in reversed(calls) if call.failed is not None and call.failed.reason is not CallFailure.CANCELLED]
@@ -67,7 +67,8 @@ class _Answers:
     def unanswered(self, call: Call) -> CallFailure | None:
         """Return the failure of a call, or None if its agent went on."""
         own = self._opened[self._known.of(call.call_id)]
-        return self._unless(call, max(own, self._opened[self._known.main], self._repeated[call.opened.body_digest]))
+        main = self._opened[self._known.main_in(call.opened.step)]
+        return self._unless(call, max(own, main, self._repeated[call.opened.body_digest]))
 
     def never_answered(self, call: Call) -> CallFailure | None:
         """Return the failure of a call, or None if any call that was opened after it was answered."""

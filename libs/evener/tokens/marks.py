@@ -85,7 +85,7 @@ def _of_sub_agents(calls: Sequence[Call], known: Conversations) -> Iterator[str]
     main = known.main_calls()
     if len(main) < LEAST_TURNS:
         return
-    agents = {name for call in calls if known.of(call.call_id) == known.main for name in call.opened.marks}
+    agents = {name for call in calls if known.of(call.call_id) in known.main for name in call.opened.marks}
     for call in calls:
         yield from (name for name in call.opened.marks if SUB_AGENT_HEADER.search(name) and name not in agents)
 
@@ -102,7 +102,7 @@ def _compactions(calls: Sequence[Call], histories: Mapping[str, Sequence[Message
     systems, tools = {system_of(histories[call.call_id]) for call in main}, any(call.opened.tool_count for call in main)
     summaries = deque[str](maxlen=QUOTED_CALLS)
     for call in calls:
-        beside = known.of(call.call_id) != known.main and call.answered
+        beside = known.of(call.call_id) not in known.main and call.answered
         own = beside and call.opened.policy is not None and call.opened.side_call is None and not call.opened.sub_agent
         given = histories[call.call_id]
         alike = own and system_of(given) in systems and bool(call.opened.tool_count) == tools

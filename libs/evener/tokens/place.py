@@ -82,16 +82,17 @@ def place(
     quirks: Quirks,
     digests: Sequence[Digest] | None = None,
     sub_agent: bool = False,
+    step: int = 0,
 ) -> Placed:
     """Place a request. Raises what the renderer raises for messages that it cannot render.
 
-    `digests` are those of the messages. `sub_agent`: the client says that a sub-agent asks.
+    `digests` are those of the messages. `sub_agent`: the client says that a sub-agent asks. `step`: the number of the task's step.
     """
     reading = history.read(messages, tools, options, digests)
     side_call = side_call_of(quirks, messages, tools)
     match = reading.deepest
     if match is None:
-        root = root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools))
+        root = root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools), step=step)
     elif (bridged := _extend(forest, reading, match, tools, renderer)) is not None:
         return _child(forest, reading, match, bridged, renderer, side_call=side_call)
     else:

@@ -172,7 +172,7 @@ class _Seen:
         """Return whether a call may be a side call: one without tools, in a conversation of one turn for whose result no agent waited."""
         own = call.opened.side_call is None and not call.opened.tool_count and call.answered
         name = self._conversations.of(call.call_id)
-        apart = name != self._conversations.main and not self._conversations.is_sub_agent(call.call_id)
+        apart = name not in self._conversations.main and not self._conversations.is_sub_agent(call.call_id)
         return own and apart and not any(one.placement.parent for one in self._calls if self._conversations.of(one.call_id) == name)
 
     def _meets(self, signature: SideCall, calls: Sequence[Call]) -> bool:

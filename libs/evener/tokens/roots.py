@@ -19,17 +19,17 @@ class Root(Struct, frozen=True):
     conversation: str
 
 
-def root_of(history: History, reading: HistoryReading, quirks: Quirks, *, sub_agent: bool, tools: bool) -> Root:
-    """Return the root of a history in which no sampled answer can be extended. `tools`: the request offers tools.
+def root_of(history: History, reading: HistoryReading, quirks: Quirks, *, sub_agent: bool, tools: bool, step: int = 0) -> Root:
+    """Return the root of a history in which no sampled answer can be extended. `tools`: the request offers tools. `step`: the task's.
 
     Failed calls do not count, and neither do calls that are still sampling, so that concurrent calls get the same result in any order.
     """
     known = history.beginnings.find(reading.head, sub_agent=sub_agent)
-    reason, goes_on = _going_on(known, reading) if known is not None else _beginning(history, reading, tools=tools)
+    reason, goes_on = _going_on(known, reading) if known is not None else _beginning(history, reading, tools=tools, step=step)
     if sub_agent:
         reason, goes_on = RootReason.SUB_AGENT, known
     elif quirks.compacted is not None and begins_compacted(quirks.compacted, reading.messages):
-        goes_on = goes_on or history.beginnings.replaced(reading.head)
+        goes_on = goes_on or history.beginnings.replaced(reading.head, step)
         reason = RootReason.COMPACTION if goes_on is not None else reason
     return Root(reason, goes_on.name if goes_on is not None else name_of(reading.head, sub_agent=sub_agent))
 
@@ -46,14 +46,14 @@ def _going_on(known: Begun, reading: HistoryReading) -> tuple[RootReason, Begun]
     return RootReason.COMPACTION if not spoken and known.turns >= LEAST_TURNS else RootReason.REWRITTEN, known
 
 
-def _beginning(history: History, reading: HistoryReading, *, tools: bool) -> tuple[RootReason, Begun | None]:
+def _beginning(history: History, reading: HistoryReading, *, tools: bool, step: int) -> tuple[RootReason, Begun | None]:
     """Return the root of a call whose head is new."""
     beginnings = history.beginnings
     if (changed := beginnings.answering(reading.messages, reading.digests)) is not None:
         return RootReason.REWRITTEN, changed
-    if (compacted := beginnings.quoted(reading.messages, reading.head, reading.start)) is not None:
+    if (compacted := beginnings.quoted(reading.messages, reading.head, reading.start, step)) is not None:
         return RootReason.COMPACTION, compacted
-    return RootReason.SUB_AGENT if tools and beginnings.waited_for else RootReason.FIRST, None
+    return RootReason.SUB_AGENT if tools and beginnings.waited_for(step) else RootReason.FIRST, None
 
 
 def begins_compacted(pattern: str, messages: Sequence[Message]) -> bool:

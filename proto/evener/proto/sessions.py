@@ -262,6 +262,8 @@ class CallOpened(AttemptEvent, frozen=True, kw_only=True, tag="call_opened.v1"):
     """The name of the side-call signature that the request matches. None: the call is the agent's own work."""
     sub_agent: bool = False
     """Whether the client says that a sub-agent asks. False: it does not, or an older gateway wrote this."""
+    step: Annotated[int, Meta(ge=0)] = 0
+    """The number of the task's step that ran, from 1. 0: the task has no steps, or an older gateway wrote this."""
     marks: tuple[str, ...] = ()
     """The names of the request's headers that may mark a retry or a sub-agent, whether the harness's quirks declare them or not."""
     options: PolicyOptions = PolicyOptions()

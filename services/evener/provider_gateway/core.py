@@ -39,6 +39,8 @@ class ParsedRequest(Struct, frozen=True, kw_only=True, eq=False):
     """The failed request that it repeats, according to the relay."""
     sub_agent: bool = False
     """Whether the client says that a sub-agent asks."""
+    step: int = 0
+    """The number of the task's step that runs, from 1, according to the relay. 0: the task has no steps."""
     marks: tuple[str, ...] = ()
     """The names of the headers that may mark a retry or a sub-agent."""
     trace: Context | None = None

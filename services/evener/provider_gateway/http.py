@@ -27,6 +27,7 @@ from evener.proto.relay import (
     REQUEST_ID,
     SERVE_PREFIX,
     STARTED,
+    STEP,
     Answer,
     AnyFrame,
     is_marked,
@@ -299,6 +300,7 @@ async def read_request(dialect: Dialect, path: str, parts: Sequence[bytes], head
         marked_retry=is_marked(headers, quirks.retry_header),
         repeats=headers.get(REPEATS),
         sub_agent=is_marked(headers, quirks.sub_agent_header),
+        step=int(headers.get(STEP, "0")),
         marks=marks_of(headers),
         trace=extract(headers) if TRACEPARENT in headers else None,
     )

@@ -159,6 +159,7 @@ def _opened(
         tools_hidden=bool(canonical.tools) and not policy.renderer.renders_tools,
         side_call=tokens.side_call,
         sub_agent=request.sub_agent,
+        step=request.step,
         marks=request.marks,
         options=policy.config.options,
         sampling=started.spec.sampling,
@@ -212,6 +213,7 @@ def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy, 
                 quirks=session.quirks,
                 digests=canonical.digests,
                 sub_agent=request.sub_agent,
+                step=request.step,
             )
     except PromptTooLong as cause:
         overflow = None if cause.tokens is None or cause.limit is None else Overflow(asked=cause.tokens, limit=cause.limit)

@@ -18,7 +18,19 @@ from yarl import URL
 from evener.client.views import ProblemAnswer
 from evener.proto.codec import BadRecord, decode_frame
 from evener.proto.framing import FrameReader, StreamCut
-from evener.proto.relay import CAPABILITY, DISCONNECT_PATH, MOVING, OWNER, REPEATS, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
+from evener.proto.relay import (
+    CAPABILITY,
+    DISCONNECT_PATH,
+    MOVING,
+    OWNER,
+    REPEATS,
+    REQUEST_ID,
+    SERVE_PREFIX,
+    STARTED,
+    STEP,
+    Answer,
+    AnyFrame,
+)
 from evener.runtime.backoff import Backoff
 from evener.service.owners import Moved, Owners
 
@@ -62,6 +74,8 @@ class RelayedCall(Struct, kw_only=True):
     request_id: str
     capability: str
     partition: int
+    step: int = 0
+    """The number of the task's step that runs, from 1. 0: the task has no steps."""
     trace: Mapping[str, str] = {}
     started: bool = False
     """Whether the headers of its answer have left."""
@@ -206,7 +220,8 @@ class _Elsewhere(Exception):
 def _ours(call: RelayedCall) -> dict[str, str]:
     started = {STARTED: "1"} if call.started else {}
     repeated = {REPEATS: call.repeats} if call.repeats is not None else {}
-    return {**call.trace, CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started, **repeated}
+    stepped = {STEP: str(call.step)} if call.step else {}
+    return {**call.trace, CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started, **repeated, **stepped}
 
 
 async def _once(patiently: Patience, work: Awaitable[T]) -> T:

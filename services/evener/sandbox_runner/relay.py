@@ -79,6 +79,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """The header by which the harness's client marks a transport retry."""
     trace: Mapping[str, str] = {}
     """The headers of the trace context that the calls continue."""
+    step: int = 0
+    """The number of the task's step that runs, from 1. 0: the task has no steps."""
     listening: socket.socket
     """Where the harness reaches the relay, which closes it."""
 
@@ -89,14 +91,18 @@ class Unserved(Struct):
     reason: CallFailure
     known_at: float
     """Since when, by the monotonic clock."""
+    step: int
+    """The step of the task in which it came."""
     later_requests: deque[str] = field(default_factory=lambda: deque(maxlen=LATER_REQUESTS))
-    """The ids of requests that came after that."""
+    """The ids of requests that came after that, in the same step."""
 
 
 class Report:
     """What only the relay knows about requests without an answer."""
 
     def __init__(self) -> None:
+        self.step = 0
+        """The number of the task's step that runs, from 1. 0: the task has no steps."""
         self.unanswered: Unserved | None = None
         """The last request that was answered with a fault of Evener's."""
         self.left_in_vain: Unserved | None = None
@@ -110,16 +116,16 @@ class Report:
 
     def unlogged(self, reason: CallFailure) -> None:
         """Note that a request got no answer, for a reason that the log may not say."""
-        self.unanswered = Unserved(reason, time.monotonic())
+        self.unanswered = Unserved(reason, time.monotonic(), self.step)
 
     def disconnected_in_vain(self) -> None:
         """Note that the harness disconnected from a request for which it had waited."""
-        self.left_in_vain = Unserved(CallFailure.OVERLOADED, time.monotonic())
+        self.left_in_vain = Unserved(CallFailure.OVERLOADED, time.monotonic(), self.step)
 
     def ended(self, request_id: str, came_at: float) -> None:
         """Note a request of which the log knows the end. An earlier request says nothing about others beside it."""
         for unserved in (self.unanswered, self.left_in_vain):
-            if unserved is not None and came_at > unserved.known_at:
+            if unserved is not None and came_at > unserved.known_at and unserved.step == self.step:
                 unserved.later_requests.append(request_id)
 
     def failed(self, reason: CallFailure, detail: str) -> None:
@@ -155,6 +161,7 @@ class Relay:
     ) -> None:
         self._opening = opening
         self._report = report
+        report.step = opening.step
         self._client = client
         self._clock = clock
         self._limits = limits
@@ -280,6 +287,7 @@ class Relay:
             request_id=new_request_id(),
             capability=self._opening.capability,
             partition=self._opening.partition,
+            step=self._opening.step,
             trace=self._opening.trace,
         )
 

@@ -196,6 +196,7 @@ class AttemptRun:
             models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
             retry_header=declared(spec.harness, prepared.harness if prepared else None).retry_header,
             trace=carrier(),
+            step=_number(step, () if prepared is None else prepared.task.steps),
             listening=listening,
         )
         async with open_relay(opening, context.client, clock, context.limits, metrics=context.metrics, report=report) as base_url:
@@ -353,6 +354,11 @@ class AttemptRun:
         session_id = self._event.session_id
         send = partial(self._context.events.send, Topic.SESSIONS, session_id, event, session_id=session_id)
         return await self._context.bus.ask(send, SEND_SECONDS)
+
+
+def _number(step: Task | None, steps: tuple[Task, ...]) -> int:
+    """Return the number of a step of a task, from 1. 0: the task has no steps."""
+    return next((number for number, one in enumerate(steps, 1) if one is step), 0)
 
 
 def _limit(whole: float | None, own: float | None, began: float | None) -> float | None:

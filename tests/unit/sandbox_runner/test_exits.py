@@ -118,3 +118,16 @@ def test_failures_are_counted_by_reason_with_the_last_detail_on_a_line() -> None
 def test_exit_is_well_if_the_harness_ended_by_itself_and_said_so(cause: ExitCause, code: int | None, *, well: bool) -> None:
     """Of a recording's harness the exit code is not always known."""
     assert Exit(cause=cause, exit_code=code).well is well
+
+
+def test_request_of_a_later_step_excuses_nothing_of_an_earlier_one() -> None:
+    """Another harness sent it."""
+    report = Report()
+    report.step = 1
+    report.unlogged(CallFailure.OVERLOADED)
+    report.ended("r1", LATER)
+    report.step = 2
+    report.ended("r2", LATER)
+
+    assert report.unanswered is not None
+    assert list(report.unanswered.later_requests) == ["r1"]

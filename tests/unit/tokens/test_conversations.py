@@ -9,7 +9,7 @@ from tests.support.world import World, plain, replay, tool, user
 
 from evener.audit.engine_ledger import check
 from evener.proto.codec import encode
-from evener.proto.reasons import CallFailure
+from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import BridgedBy, CallOpened, FinishReason, RootReason
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
@@ -181,6 +181,54 @@ class TestLastMessage:
         assert last.call_id == "c2"
         assert other is not None
         assert other.call_id == "c1"
+
+    @pytest.mark.parametrize("ended", [True, False], ids=["after_a_message", "after_a_tool_call"])
+    def test_in_a_task_with_steps_it_is_the_last_steps(self, *, ended: bool) -> None:
+        """The harness is started anew for each: with another instruction, and a title before it. Nobody waits for an earlier step."""
+        world = World()
+        world.step = 1
+        messages = work(world)
+        if ended:
+            world.ask(messages, "The first step is done.", tools=TOOLS)
+        world.step = 2
+        world.ask(TITLE, "A title there")
+        again = [AGENT[0], user("do the rest")]
+        again.append(world.ask(again, CALL, tools=TOOLS))
+        world.ask([*again, tool(again[-1], "in the end")], "Done.", tools=TOOLS)
+        trajectory = sealed(world)
+
+        assert trajectory.answer == "Done."
+        assert labels(trajectory) == [
+            (RootReason.FIRST, RowKind.MAIN),
+            (RootReason.FIRST, RowKind.CONVERSATION),
+            (RootReason.FIRST, RowKind.BRANCH),
+        ]
+        assert other_message(world.session) is None
+
+    def test_a_later_steps_answer_does_not_excuse_an_earlier_steps_failure(self) -> None:
+        """Another harness asked for it."""
+        world = World()
+        world.step = 1
+        messages = work(world)
+        world.fail(world.open(messages, TOOLS)[1], CallFailure.ENGINE_UNREACHABLE)
+        world.step = 2
+        world.ask([AGENT[0], user("do the rest")], "Done.", tools=TOOLS)
+
+        assert world.seal().termination_reason is TerminationReason.INFRASTRUCTURE
+
+    def test_conversation_that_a_later_step_goes_on_with_stays_the_main_one(self) -> None:
+        """A title that the step asks for is none."""
+        world = World()
+        world.step = 1
+        messages = work(world, 1, [])
+        messages.append(world.ask(messages, "The first step is done."))
+        world.step = 2
+        world.ask([*messages, user("do the rest")], "Done.")
+        world.ask(TITLE, "A title there")
+        trajectory = sealed(world)
+
+        assert trajectory.answer == "Done."
+        assert labels(trajectory) == [(RootReason.FIRST, RowKind.MAIN), (RootReason.FIRST, RowKind.CONVERSATION)]
 
     def test_side_calls_sub_agents_and_lost_answers_say_nothing_for_the_agent(self) -> None:
         """All three come after its last message."""

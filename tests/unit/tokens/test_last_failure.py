@@ -59,7 +59,7 @@ def by_comparing_all(session: SessionLog) -> CallFailure | None:
 
     def tells(one: Call, failed: Call) -> bool:
         same_request, same_body = failed.opened.request_id in one.requests, one.opened.body_digest == failed.opened.body_digest
-        return same_request or same_body or known.of(one.call_id) in {known.main, known.of(failed.call_id)}
+        return same_request or same_body or known.of(one.call_id) in {*known.main, known.of(failed.call_id)}
 
     answered = [call for call in calls if call.answered]
     failed = [call for call in reversed(calls) if call.failed is not None and call.failed.reason is not CallFailure.CANCELLED]
