@@ -67,7 +67,8 @@ def unbooked(events: Iterable[AnyEvent], entries: Iterable[LedgerEntry], patienc
                 broken_off.add(event.call_id)
         elif isinstance(event, CallFailed):
             booked[event.call_id] += event.sampled_tokens
-            (owner_lost if event.reason is CallFailure.OWNER_LOST else broken_off).add(event.call_id)
+            is_unknown = event.reason is CallFailure.OWNER_LOST and not event.sampled_tokens
+            (owner_lost if is_unknown else broken_off).add(event.call_id)
     sampled, answers = Counter[str](), defaultdict[str, set[str]](set)
     for entry in entries:
         if not entry.probe:

@@ -182,6 +182,13 @@ class _Column:
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
 
 
+def _is_lost(call: Call) -> bool:
+    """Return whether nobody knows what a call sampled. A gateway that lets its partition go says how many tokens there were."""
+    if call.failed is None:
+        return not call.ended
+    return call.failed.reason is CallFailure.OWNER_LOST and not call.failed.sampled_tokens
+
+
 def _account(session: SessionLog, fates: Mapping[SegmentRef, ExclusionCounts]) -> Accounting:
     excluded: Counter[ExclusionReason] = Counter()
     delivered = resampled = 0
@@ -202,7 +209,7 @@ def _account(session: SessionLog, fates: Mapping[SegmentRef, ExclusionCounts]) -
         sampled=delivered + excluded.total(),
         delivered=delivered,
         excluded=dict(sorted(excluded.items())),
-        lost_calls=sum(not call.ended or (call.failed is not None and call.failed.reason is CallFailure.OWNER_LOST) for call in calls),
+        lost_calls=sum(map(_is_lost, calls)),
         resampled=resampled,
         reinstated=sum(call.placement.reinstated_tokens for call in calls),
         side_calls=sum(call.opened.side_call is not None for call in calls),

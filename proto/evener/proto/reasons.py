@@ -36,7 +36,7 @@ class CallFailure(StrEnum):
     ENGINE_ERROR = "engine_error"
     NOT_COMMITTED = "not_committed"
     OWNER_LOST = "owner_lost"
-    """The call's gateway died or was fenced while the call was open."""
+    """The call's gateway died, was fenced or let the partition go while the call was open."""
     OVERLOADED = "overloaded"
     CONTEXT_OVERFLOW = "context_overflow"
     BUDGET = "budget"

@@ -77,7 +77,7 @@ class Accounting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The number of tokens that exactly one row trains (loss mask 1)."""
     excluded: dict[ExclusionReason, int] = {}
     lost_calls: int = 0
-    """The number of calls whose gateway was lost while they were open. How many tokens they sampled is not known."""
+    """The number of calls whose gateway was lost while they were open, so that nobody knows how many tokens they sampled."""
     resampled: int = 0
     """The number of delivered tokens in answers that the harness asked for again."""
     reinstated: int = 0

@@ -23,7 +23,7 @@ from evener.provider_gateway import records
 from evener.provider_gateway.core import STOP_STATUS, ParsedRequest, Sample, answer_tokens, too_long, unsupported
 from evener.provider_gateway.engine_handle import PAUSE_POLL_SECONDS, EngineHandle, Silence
 from evener.provider_gateway.engine_scheduler import AdmissionPermit, EngineScheduler
-from evener.provider_gateway.failures import call_error, outcome, overloaded
+from evener.provider_gateway.failures import OVERLOADED_STATUS, call_error, outcome, overloaded
 from evener.provider_gateway.inflight import Answered, InflightCall, SendAgain
 from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.placement import PlacedCall, Placer
@@ -180,12 +180,12 @@ class CallRun:
         self.call.put(end)
 
     async def _record_end(self, error: BaseException) -> RequestError | None:
-        """Record an end without an answer; return the answer to the harness.
-
-        None: nobody waits. Raises Fenced if the call is broken off.
-        """
-        if self.call.broken_off or isinstance(error, Fenced):
-            raise Fenced
+        """Record an end without an answer; return the answer to the harness. None: nobody waits. Raises Fenced."""
+        if isinstance(error, Fenced):
+            raise error
+        if self.call.broken_off:
+            await self._leave_tokens()
+            return None
         if not isinstance(error, Exception):
             await self._abort()
             return None
@@ -196,6 +196,12 @@ class CallRun:
             tokens = 0 if self._sampling is None else self._sampling.tokens
             await self._record(self._opened, records.failed(self._opened, told.reason, detail, told.status, tokens))
         return told
+
+    async def _leave_tokens(self) -> None:
+        """Record the number of tokens that were sampled before the partition was let go: the next owner cannot know it."""
+        if self._opened is not None and self._sampling is not None and (tokens := self._sampling.tokens):
+            detail = "its gateway let the partition go"
+            await self._record(self._opened, records.failed(self._opened, CallFailure.OWNER_LOST, detail, OVERLOADED_STATUS, tokens))
 
     def _told(self, error: Exception) -> tuple[RequestError, str]:
         return call_error(error, self._session.session_id, self._request.request_id, self._request.dialect)

@@ -102,7 +102,7 @@ class InflightCall:
         self.cancel()
 
     def break_off(self) -> None:
-        """End the call without a record, and the streams of all listeners without an outcome."""
+        """End the call, and the streams of all listeners without an outcome. No more is recorded than the number of its tokens."""
         self.broken_off = True
         self._changed.set()
         self.cancel()

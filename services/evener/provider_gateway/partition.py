@@ -56,6 +56,8 @@ OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
 
 END_PAUSES: Final = Backoff(0.2, 5.0)
 """The pauses between tries to write a session's end."""
+LETTING_GO_SECONDS: Final = 5.0
+"""How long calls that are broken off may take to record what they had sampled: a blob store may be away."""
 
 log = structlog.get_logger()
 tracer = trace.get_tracer("evener.provider_gateway")
@@ -164,10 +166,16 @@ class Partition(Struct, eq=False):
             await self.writer.commit(session, unreceived)
 
     async def aclose(self) -> None:
-        """Break off the calls in flight, which the next owner samples again. Calls that are being recorded are committed."""
+        """Break off the calls in flight, which the next owner samples again; what they had sampled is recorded.
+
+        Calls that are being recorded are committed.
+        """
         calls = {call for session in self.sessions.values() for call in session.calls.values()}
         for call in calls:
             call.break_off()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LETTING_GO_SECONDS):
+                await asyncio.gather(*(call.until_recorded() for call in calls))
         await self.writer.aclose()
         await asyncio.gather(*(call.until_recorded() for call in calls))
 

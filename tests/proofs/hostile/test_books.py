@@ -73,6 +73,13 @@ def test_reads_of_a_gateway_that_is_gone_are_unknown() -> None:
     assert unbooked([call_failed(OPENED, CallFailure.OWNER_LOST)], [entry(500)]) == ({}, 500)
 
 
+def test_reads_of_a_gateway_that_let_go_are_booked() -> None:
+    """It recorded what it had read: only what its engine sampled meanwhile may be missing."""
+    end, more = failed(CallFailure.OWNER_LOST), BUFFERED_STREAM_INTERVAL
+    assert unbooked([end], [entry(READ + more)]) == ({}, more)
+    assert unbooked([end], [entry(READ + more + 1)]) == ({OPENED.call_id: more + 1}, 0)
+
+
 def test_tokens_of_a_call_without_any_record_are_lost() -> None:
     """The engine's own check is no call."""
     assert unbooked([], [entry(5), entry(7, "x-0", probe=True)]) == ({OPENED.call_id: 5}, 0)

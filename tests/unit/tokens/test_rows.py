@@ -517,6 +517,17 @@ def test_calls_lost_with_their_gateway_are_counted() -> None:
     assert (accounting.lost_calls, accounting.failed_calls) == (1, 2)
 
 
+def test_tokens_of_a_call_whose_gateway_let_it_go_are_in_the_books() -> None:
+    """It said how many they were: nothing is lost."""
+    world = World()
+    world.fail(world.open([user("go")])[1], CallFailure.OWNER_LOST, sampled_tokens=7)
+    world.ask([user("go")], "fine")
+    accounting = world.seal().accounting
+
+    assert (accounting.lost_calls, accounting.failed_calls) == (0, 1)
+    assert accounting.excluded == {ExclusionReason.FAILED_TRY: 7}
+
+
 @pytest.mark.parametrize("exit_code", [0, 1])
 @pytest.mark.parametrize("reason", sorted(INFRASTRUCTURE))
 def test_call_that_failed_last_is_our_failure_whatever_the_exit_code(exit_code: int, reason: CallFailure) -> None:
