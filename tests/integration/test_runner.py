@@ -22,6 +22,7 @@ from tests.support.added_harness import install, packages_in
 from tests.support.builders import alone, dispatched, heartbeat
 from tests.support.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
 from tests.support.service_context import context_on, running_service, serving
+from tests.support.spent import disk_of
 from tests.support.trees import scratch
 from tests.support.waiting import eventually, until
 
@@ -38,6 +39,7 @@ from evener.proto.topics import Topic
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import RUNNER_TIMINGS, RunnerTimings
 from evener.sandbox_runner.service import open_service
+from evener.sandboxes.config import SandboxesConfig
 from evener.sandboxes.local import open_local
 from evener.sandboxes.port import ChangeLimits, Changes, SandboxLost
 from evener.sandboxes.registry import BACKENDS, Backend
@@ -312,6 +314,29 @@ async def test_harness_that_cannot_be_installed_here_is_run_again_elsewhere(tmp_
 
             assert exited.cause is ExitCause.SANDBOX_LOST
             assert exited.detail.startswith("harness uninstalled cannot be installed: npm is not in PATH. ")
+
+
+async def test_harness_on_a_disk_without_room_is_not_started(tmp_path: Path) -> None:
+    """It would fail by no doing of the agent: the session is run again elsewhere."""
+    async with bench(tmp_path, sandboxes=SandboxesConfig(free_bytes=1 << 60)) as b:
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.SANDBOX_LOST
+        assert "that programs need" in exited.detail
+        assert b.gateway.seen == []
+
+
+async def test_harness_during_which_the_disk_became_full_lost_its_sandbox(tmp_path: Path) -> None:
+    """Whatever its exit says."""
+    fill = HarnessSpec(name="command", options={"argv": '["sh", "-c", "head -c 6000000 /dev/zero > work; exit 1"]'})
+    with disk_of(tmp_path / "disk", 8 << 20) as disk:
+        async with bench(disk, sandboxes=SandboxesConfig(free_bytes=4 << 20), trust_local=True) as b:
+            await b.dispatch(harness=fill)
+            exited = await b.until(HarnessExited)
+
+            assert exited.cause is ExitCause.SANDBOX_LOST
+            assert exited.artifacts == ()
 
 
 async def test_a_task_whose_archive_is_gone_is_run_again(tmp_path: Path) -> None:

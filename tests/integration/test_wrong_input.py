@@ -22,7 +22,7 @@ from tests.support.waiting import block_until
 from evener.engines.scripted import Script, scripted_engine
 
 START_SECONDS = 300.0
-DISK_BYTES = 8 * 1024 * 1024
+DISK_BYTES = 64 * 1024 * 1024
 
 
 class Shell:
@@ -203,14 +203,14 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 8 MB under the state, or a skip where this user may mount none."""
+    """A small real file system under the state, or a skip where this user may mount none."""
     folder = tmp_path / "home"
     folder.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"a file system of 8 MB cannot be mounted here: {mounted.stderr.strip()}")
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

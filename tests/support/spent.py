@@ -2,8 +2,12 @@
 
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 
 def next_descriptor() -> int:
@@ -22,3 +26,15 @@ def descriptors_used_up(below: int | None = None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def disk_of(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """Mount a real file system of a size, in memory, in a new folder; the test is skipped where that is not allowed."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder], capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -28,7 +28,7 @@ from typing import Final
 
 from evener.proto.sandbox import NetworkMode, SandboxLimits, SandboxSpec
 from evener.sandboxes import processes
-from evener.sandboxes.config import BubblewrapConfig
+from evener.sandboxes.config import ROOM_BYTES, BubblewrapConfig
 from evener.sandboxes.control_groups import ControlGroup, ControlGroups, find_control_groups
 from evener.sandboxes.disk_watch import until_too_much
 from evener.sandboxes.forward_proxy import ForwardProxy, variables
@@ -152,8 +152,9 @@ class BubblewrapSandbox(LocalSandbox):
         *,
         config: BubblewrapConfig,
         groups: ControlGroups | None = None,
+        free_bytes: int = ROOM_BYTES,
     ) -> None:
-        super().__init__(folder, spec, work, timings)
+        super().__init__(folder, spec, work, timings, free_bytes=free_bytes)
         self._groups = groups
         self._group: ControlGroup | None = None
         self._limits = SandboxLimits(
@@ -340,13 +341,15 @@ def _works() -> bool:
 
 
 @asynccontextmanager
-async def open_bubblewrap(root: Path, config: BubblewrapConfig, timings: LocalTimings = LOCAL_TIMINGS) -> AsyncIterator[LocalSandboxes]:
+async def open_bubblewrap(
+    root: Path, config: BubblewrapConfig, timings: LocalTimings = LOCAL_TIMINGS, *, free_bytes: int = ROOM_BYTES
+) -> AsyncIterator[LocalSandboxes]:
     """Open the backend on a folder of its own. What a dead process left there is removed in the background.
 
     Raises SandboxHeld if a living process has the folder open, and SandboxError if the folder cannot be used.
     """
     groups = await asyncio.to_thread(find_control_groups)
-    made = functools.partial(BubblewrapSandbox, config=config, groups=groups)
+    made = functools.partial(BubblewrapSandbox, config=config, groups=groups, free_bytes=free_bytes)
     async with open_folders(root, timings, made) as sandboxes:
         if groups is not None:
             await asyncio.to_thread(groups.remove_all, group_name(await asyncio.to_thread((root / "any").resolve)).removesuffix("any"))

@@ -1,11 +1,14 @@
 """The configuration of sandbox backends: of the runner and the evaluator, which open them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 BackendName = Literal["docker", "bubblewrap", "local"]
 """The sandbox backends: the names in evener.sandboxes.registry."""
+
+
+ROOM_BYTES: Final = 16 << 20
 
 
 class DockerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +62,9 @@ class BubblewrapConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table for each backend that has keys."""
 
+    free_bytes: Annotated[int, Meta(ge=0)] = ROOM_BYTES
+    """The free space that the disk of `local` and `bubblewrap` sandboxes must have when a program starts and when it has ended. With less,
+    the session is run again, or graded again: on a full disk programs fail by no doing of the agent. Tasks that write much need more."""
     bubblewrap: BubblewrapConfig = BubblewrapConfig()
     """Opened where `bwrap` works."""
     docker: DockerConfig | None = None

@@ -199,6 +199,9 @@ class DockerSandbox:
         await self._put(tar)
         await self.prepare()
 
+    async def check_room(self) -> None:
+        """Nothing is known: the disk is the daemon's."""
+
     async def settle(self) -> None:
         self._before = self._seen or await self._look()
 

@@ -96,6 +96,7 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome |
         if grading.healthcheck is not None:
             await wait_until_healthy(sandbox, grading.healthcheck)
         test = ("sh", "-c", 'chmod +x "$0" && "$0"', sandbox.inside(f"{TESTS}/{grading.script}"))
+        await sandbox.check_room()
         process = await sandbox.start(Program(argv=test, environment=grading.environment, log_bytes=grading.log_bytes))
         began = time.monotonic()
         try:
@@ -103,6 +104,7 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome |
             graded.timed_out = graded.exit_code is None
         finally:
             graded.output, graded.seconds = process.log(), time.monotonic() - began
+        await sandbox.check_room()
         await _read_rewards(sandbox, graded)
     _leave_out(graded, await asyncio.to_thread(_named, grading.tests))
     return graded

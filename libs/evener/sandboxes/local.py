@@ -9,6 +9,7 @@ rewritten. The root must contain no character that a shell would split.
 
 import asyncio
 import errno
+import functools
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from evener.runtime.file_errors import is_of_files
 from evener.sandboxes import processes
 from evener.sandboxes.apply_changes import apply, make_folder
 from evener.sandboxes.changes import State, changes_since, state_of
+from evener.sandboxes.config import ROOM_BYTES
 from evener.sandboxes.folders import descend, open_file, opened
 from evener.sandboxes.hold import held
 from evener.sandboxes.home import home_variables
@@ -48,6 +50,7 @@ from evener.sandboxes.port import (
     Process,
     Program,
     SandboxError,
+    SandboxLost,
     SandboxRemoved,
 )
 from evener.sandboxes.processes import LocalProcess
@@ -81,7 +84,9 @@ LOCAL_TIMINGS: Final = LocalTimings()
 class LocalSandbox:
     """A folder, and the programs that run in it."""
 
-    def __init__(self, folder: Path, spec: SandboxSpec, work: FileWork, timings: LocalTimings) -> None:
+    def __init__(self, folder: Path, spec: SandboxSpec, work: FileWork, timings: LocalTimings, *, free_bytes: int = ROOM_BYTES) -> None:
+        """`free_bytes`: what the disk must have free for programs."""
+        self._free_bytes = free_bytes
         self.workdir = spec.workdir or WORKDIR
         self._folder = folder
         self._timings = timings
@@ -115,6 +120,14 @@ class LocalSandbox:
     async def settle(self) -> None:
         with door("cannot read the prepared files"):
             self._state = await self._work.files.begin(state_of, self._folder, tracked)
+
+    async def check_room(self) -> None:
+        root = self._folder.parent  # also if the program has removed its sandbox
+        with door(f"cannot look at the disk of {root}"):
+            free = (await self._work.files.begin(shutil.disk_usage, root)).free
+        if free < self._free_bytes:
+            msg = f"the disk of {root} has {free} bytes free, less than the {self._free_bytes} that programs need"
+            raise SandboxLost(msg)
 
     async def start(self, program: Program) -> Process:
         environment = {**self._environment(), **program.environment}
@@ -278,7 +291,7 @@ class LocalSandboxes:
 
 
 @asynccontextmanager
-async def open_local(root: Path, timings: LocalTimings = LOCAL_TIMINGS) -> AsyncIterator[LocalSandboxes]:
+async def open_local(root: Path, timings: LocalTimings = LOCAL_TIMINGS, *, free_bytes: int = ROOM_BYTES) -> AsyncIterator[LocalSandboxes]:
     """Open the backend on a folder of its own. What a dead process left there is killed, set aside, and removed in the background.
 
     Raises SandboxHeld if a living process has the folder open, and SandboxError if the folder cannot be used.
@@ -287,7 +300,7 @@ async def open_local(root: Path, timings: LocalTimings = LOCAL_TIMINGS) -> Async
     if found := UNSAFE.search(str(root)):
         msg = f"sandboxes cannot be kept in {root}: {found[0]!r} in its path would break the shell scripts of tests. Keep them elsewhere"
         raise SandboxError(msg)
-    async with open_folders(root, timings, LocalSandbox) as sandboxes:
+    async with open_folders(root, timings, functools.partial(LocalSandbox, free_bytes=free_bytes)) as sandboxes:
         yield sandboxes
 
 

@@ -164,6 +164,10 @@ class Sandbox(Protocol):
         """Remember the current state, to which `changes` is relative."""
         ...
 
+    async def check_room(self) -> None:
+        """Raise SandboxLost if the sandbox's disk, as far as it is known, has so little room that a program may fail for that."""
+        ...
+
     async def start(self, program: Program) -> Process:
         """Start a program in the working directory with its stdin closed. Raises SandboxError."""
         ...

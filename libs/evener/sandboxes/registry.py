@@ -38,9 +38,11 @@ class Backend(Struct, frozen=True, kw_only=True):
 
 
 BACKENDS: Final[dict[str, Backend]] = {
-    LOCAL: Backend(open=lambda root, _: local.open_local(root), lacks=local.lacks, isolates=False, warms=False),
+    LOCAL: Backend(
+        open=lambda root, config: local.open_local(root, free_bytes=config.free_bytes), lacks=local.lacks, isolates=False, warms=False
+    ),
     BUBBLEWRAP: Backend(
-        open=lambda root, config: bubblewrap.open_bubblewrap(root, config.bubblewrap),
+        open=lambda root, config: bubblewrap.open_bubblewrap(root, config.bubblewrap, free_bytes=config.free_bytes),
         is_wanted=bubblewrap.works,
         needs="bwrap does not work here: install bubblewrap and util-linux; other users than root need user namespaces",
         lacks=bubblewrap.lacks,

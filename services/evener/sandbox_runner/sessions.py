@@ -22,7 +22,7 @@ from evener.client.views import RecordingView
 from evener.dialects.registry import variables
 from evener.harnesses.port import ExitMeaning, Harness, HarnessMissing, LaunchContext
 from evener.proto.ids import new_nonce, new_start_id
-from evener.proto.reasons import CallFailure, ExitCause
+from evener.proto.reasons import NOT_BY_ITSELF, CallFailure, ExitCause
 from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
 from evener.proto.topics import Topic
 from evener.runtime.faults import point
@@ -177,6 +177,8 @@ class AttemptRun:
         found.agent_seconds = clock.seconds()
         found.tell(report)
         if prepared is not None and step is not None:
+            if found.cause not in NOT_BY_ITSELF:
+                await prepared.sandbox.check_room()  # on a full disk, what the agent did is not its doing
             with tracer.start_as_current_span("collect"):
                 await self._gather(found, prepared.sandbox, output, STEP_FILES.format(step.name) if prepared.task.steps else "")
         found.artifacts = (*earlier.artifacts, *found.artifacts)
@@ -226,6 +228,7 @@ class AttemptRun:
         if not task.steps:
             await sandbox.settle()
         environment = {**task.env, **launch.environment}
+        await sandbox.check_room()
         began = clock.seconds()
         process = await sandbox.start(Program(argv=launch.argv, environment=environment, log_bytes=self._context.config.log_bytes))
         try:

@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.support.spent import descriptors_used_up
+from tests.support.spent import descriptors_used_up, disk_of
 from tests.support.waiting import eventually
 
 from evener.sandboxes.grading import Grading, grade
 from evener.sandboxes.local import LocalSandboxes, LocalTimings, open_local
-from evener.sandboxes.port import ChangeLimits, Changes, Process, Program, ProgramMissing, SandboxError, SandboxHeld, Unstartable
+from evener.sandboxes.port import (
+    ChangeLimits,
+    Changes,
+    Process,
+    Program,
+    ProgramMissing,
+    SandboxError,
+    SandboxHeld,
+    SandboxLost,
+    Unstartable,
+)
 
 LIMITS = ChangeLimits()
 PATIENT: Final = LocalTimings(start_seconds=60.0, close_seconds=60.0)
@@ -278,3 +288,24 @@ async def test_machine_at_its_limit_does_not_make_a_file_unreadable(sandboxes: L
             await sandbox.read("/app/answer")
 
         assert await sandbox.read("/app/answer") == b"42"
+
+
+@pytest.mark.parametrize("others", ["before", "during"])
+async def test_tests_on_a_full_disk_grade_nothing(tmp_path: Path, others: str) -> None:
+    """They would fail whatever the agent did; with room they do not."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.sh").write_text(
+        "if head -c 500000 /dev/zero > cache; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    )
+    take = {"before": "", "during": "head -c 6000000 /dev/zero > /app/taken\n"}
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "test.sh").write_text(f"{take[others]}echo 0 > /logs/verifier/reward.txt\n")
+    with disk_of(tmp_path / "disk", 8 << 20) as disk:
+        async with open_local(disk / "sandboxes", PATIENT, free_bytes=4 << 20) as small:
+            with_room = await grade(small, Grading(name="a", files=None, tests=[tmp_path / "tests"]))
+            if others == "before":
+                (disk / "taken").write_bytes(bytes(6_000_000))
+            with pytest.raises(SandboxLost, match="less than the 4194304 that programs need"):
+                await grade(small, Grading(name="b", files=None, tests=[tmp_path / "full"]))
+
+        assert with_room.reward_text == b"1\n"
