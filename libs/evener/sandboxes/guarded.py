@@ -9,11 +9,13 @@ import asyncio
 import io
 import re
 import tarfile
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
+from evener.runtime.tasks import Tasks
 from evener.sandboxes.port import Changes, NotAFile, Sandbox, SandboxError
 
 PROGRAMS: Final = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin")
@@ -40,6 +42,15 @@ AT_ONCE: Final = 8
 """The places that are looked at together."""
 
 
+class Doubt(Struct, frozen=True):
+    """A change that is kept out or not, depending on what the image has."""
+
+    name: str
+    places: list[str]
+    out_if_there: bool
+    """Whether the change is kept out if one of these places exists in the image, or if none does."""
+
+
 async def apply_guarded(sandbox: Sandbox, changes: Changes) -> tuple[str, ...]:
     """Apply an agent's changes to the sandbox of its tests; return the names that were not taken over. Raises SandboxError."""
     try:
@@ -47,25 +58,40 @@ async def apply_guarded(sandbox: Sandbox, changes: Changes) -> tuple[str, ...]:
     except tarfile.TarError as cause:
         msg = f"damaged archive of changes: {cause}"
         raise SandboxError(msg) from cause
-    workdir = sandbox.workdir.strip("/")
     dropped = {name for name, starts in members.items() if starts}
-    doubtful = sorted({*members, *changes.removed} - dropped)
-    room = asyncio.Semaphore(AT_ONCE)
-
-    async def is_kept_out(name: str) -> bool:
-        if (runner := _runner(name, workdir)) is not None:
-            return not await _has(sandbox, runner)  # a repository of the runner's own is the agent's work
-        if not _is_systems(name, workdir):
-            return False
-        async with room:
-            return any([await _has(sandbox, place) for place in _twins(name)])
-
-    dropped |= {name for name, out in zip(doubtful, await asyncio.gather(*map(is_kept_out, doubtful)), strict=True) if out}
+    doubts = await asyncio.to_thread(_doubts, {*members, *changes.removed} - dropped, sandbox.workdir.strip("/"))
+    dropped |= await _kept_out(sandbox, doubts)
     if dropped:
         archive = await asyncio.to_thread(_without, changes.archive, dropped)
         changes = structs.replace(changes, archive=archive, removed=tuple(name for name in changes.removed if name not in dropped))
     await sandbox.apply(changes)
     return tuple(sorted(dropped))
+
+
+async def _kept_out(sandbox: Sandbox, doubts: Iterable[Doubt]) -> set[str]:
+    """Return the names of the changes that are kept out. Raises SandboxError."""
+    left, out = iter(doubts), set[str]()
+
+    async def look() -> None:
+        for doubt in left:  # which all lookers share
+            if any([await _has(sandbox, place) for place in doubt.places]) is doubt.out_if_there:
+                out.add(doubt.name)
+
+    async with Tasks() as tasks:
+        for _ in range(AT_ONCE):
+            tasks.create_task(look())
+    return out
+
+
+def _doubts(names: Iterable[str], workdir: str) -> list[Doubt]:
+    """Return the changes that the image decides on: an agent may leave many that it does not. Blocks."""
+    doubts = []
+    for name in sorted(names):
+        if (runner := _runner(name, workdir)) is not None:
+            doubts.append(Doubt(name, [runner], out_if_there=False))  # a repository of the runner's own is the agent's work
+        elif _is_systems(name, workdir):
+            doubts.append(Doubt(name, _twins(name), out_if_there=True))
+    return doubts
 
 
 def _members(archive: bytes) -> dict[str, bool]:
