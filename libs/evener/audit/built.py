@@ -10,7 +10,7 @@ from evener.audit.snapshot import EventRecord
 from evener.bus.port import Position
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import encode
-from evener.proto.reasons import ExclusionReason, TerminationReason
+from evener.proto.reasons import TerminationReason
 from evener.proto.spec import Strategy
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.tokens.rows import digest
@@ -83,5 +83,5 @@ def _content(built: TrajectoryBuilt) -> str:
 
 
 def _own_tokens(built: TrajectoryBuilt) -> int:
-    frozen = built.accounting.excluded.get(ExclusionReason.FROZEN, 0)
-    return sum(call.sampled_tokens for call in built.calls if call.attempt == built.attempt and call.side_call is None) - frozen
+    own = (call for call in built.calls if call.attempt == built.attempt and call.side_call is None and not call.frozen)
+    return sum(call.sampled_tokens for call in own)

@@ -67,6 +67,15 @@ def build(session: SessionLog, *, records: BlobRef | None = None, strategy: Stra
     )
 
 
+def nothing_sampled(trajectory: TrajectoryBuilt) -> bool:
+    """Return whether no call of the agent itself sampled a token of the policy. The policy then has no part in the reward."""
+    return not trajectory.accounting.delivered and not any(
+        call.sampled_tokens
+        for call in trajectory.calls
+        if call.attempt == trajectory.attempt and call.side_call is None and not call.frozen
+    )
+
+
 def trained_versions(rows: Sequence[Row]) -> tuple[int, ...]:
     """Return the policy versions of the trainable tokens of rows, each once, rising."""
     found = [int32s(row.versions)[uint8s(row.loss_mask) == 1] for row in rows]
@@ -81,6 +90,7 @@ def _summary(call: Call) -> CallSummary:
         parent=placement.parent.call_id if placement.parent else None,
         root=placement.root,
         side_call=opened.side_call,
+        frozen=opened.policy is None,
         prompt_tokens=opened.prompt_tokens,
         sampled_tokens=call.sampled_tokens,
         failure=call.failed.reason if call.failed else None,

@@ -103,6 +103,8 @@ class CallSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parent's call id. None: the call is a root."""
     root: RootReason | None = None
     side_call: str | None = None
+    frozen: bool = False
+    """Whether a frozen engine answers, so that the call is not the policy's."""
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     failure: CallFailure | None = None

@@ -14,7 +14,8 @@ from evener.proto.ids import session_of
 from evener.proto.reasons import END_POLICY, ExclusionReason, TerminationReason
 from evener.proto.spec import Purpose, SessionSpec
 from evener.proto.state import GroupState, ScoredMember
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, GroupOutcome, Member, TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, GroupOutcome, Member, TrajectoryScored
+from evener.tokens.trajectory import nothing_sampled
 from evener.trainer_bridge.rules import Fate, GroupDecision
 
 DEAD_LETTER: Final = ExclusionReason.DEAD_LETTER.value
@@ -85,12 +86,6 @@ def excluded(scored: TrajectoryScored) -> ExclusionReason | None:
     if trajectory.spec.purpose is Purpose.TRAIN and nothing_sampled(trajectory):
         return ExclusionReason.NOTHING_SAMPLED
     return ExclusionReason.UNGRADED if scored.reward is None and not collected(trajectory.spec) else None
-
-
-def nothing_sampled(trajectory: TrajectoryBuilt) -> bool:
-    """Return whether no call of the agent itself sampled a token of the policy. The policy then has no part in the reward."""
-    own = sum(call.sampled_tokens for call in trajectory.calls if call.attempt == trajectory.attempt and call.side_call is None)
-    return not trajectory.accounting.delivered and own <= trajectory.accounting.excluded.get(ExclusionReason.FROZEN, 0)
 
 
 def collected(spec: SessionSpec) -> bool:

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 from tests.support.builders import T0, built, calls, decided, ended, group, scored
 
-from evener.proto.reasons import ExclusionReason, TerminationReason
+from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.spec import GraderSpec, Purpose
 from evener.proto.topics import GROUP_TOPIC, Topic
 from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, TrajectoryScored
@@ -205,8 +205,14 @@ def test_group_of_sessions_that_sampled_nothing_fails_and_says_why() -> None:
 
 @pytest.mark.parametrize(("purpose", "kept"), [(Purpose.TRAIN, False), (Purpose.EVAL, True)])
 def test_tokens_of_a_frozen_engine_are_not_the_policys(purpose: Purpose, *, kept: bool) -> None:
-    """A model map may send the agent elsewhere: its reward teaches the policy nothing. Evaluation compares with such engines."""
-    given = {"rows": (), "accounting": Accounting(sampled=10, excluded={ExclusionReason.FROZEN: 10}), "detail": ""}
+    """A model map may send the agent elsewhere: its reward teaches the policy nothing. Evaluation compares with such engines.
+
+    The first of these engines' calls failed, and was tried again.
+    """
+    first, second = (structs.replace(call, frozen=True) for call in calls([(12, 5), (5, 10)]))
+    made = (structs.replace(first, failure=CallFailure.ENGINE_UNREACHABLE), second)
+    books = Accounting(sampled=15, excluded={ExclusionReason.FROZEN: 10, ExclusionReason.FAILED_TRY: 5})
+    given = {"rows": (), "calls": made, "accounting": books, "detail": ""}
     sessions = [scored(built(index=index, purpose=purpose)) for index in range(3)]
     merged = ended([*sessions, scored(built(index=3, purpose=purpose, given=given))])
 

@@ -20,7 +20,7 @@ from evener.tokens.conversation import conversation
 from evener.tokens.digests import Message
 from evener.tokens.rows import cut, digest
 from evener.tokens.session import SessionLog
-from evener.tokens.trajectory import build
+from evener.tokens.trajectory import build, nothing_sampled
 
 CALL = 'let me see<call>{"cmd": "there in the hen"}'
 
@@ -515,6 +515,13 @@ def test_calls_lost_with_their_gateway_are_counted() -> None:
     accounting = world.seal().accounting
 
     assert (accounting.lost_calls, accounting.failed_calls) == (1, 2)
+
+
+def test_failed_try_of_a_frozen_engine_is_not_the_policys() -> None:
+    """Its tokens are among those of failed tries, and not of frozen engines: the call itself says whose it was."""
+    world = World()
+    world.fail(structs.replace(world.open([user("go")])[1], policy=None), CallFailure.ENGINE_UNREACHABLE, sampled_tokens=5)
+    assert nothing_sampled(world.seal())
 
 
 def test_tokens_of_a_call_whose_gateway_let_it_go_are_in_the_books() -> None:
