@@ -5,9 +5,12 @@ from typing import Final
 
 from evener.graders.hacking.detect import after_flags
 from evener.graders.port import REWARD, Grade, GraderRefused
+from evener.graders.registry import GROUP_GRADERS
 from evener.proto.reasons import END_POLICY
 from evener.proto.sessions import Artifact
+from evener.proto.spec import Purpose
 from evener.proto.trajectories import Flag, TrajectoryBuilt, TrajectoryScored
+from evener.tokens.trajectory import nothing_sampled
 
 CRASH: Final = "crash.txt"
 """The evidence of a grader that crashed: its traceback."""
@@ -15,6 +18,8 @@ REASON: Final = "error.txt"
 """The evidence of a failed try that another one followed: why it failed."""
 
 
+NOTHING_TO_COMPARE: Final = "its agent sampled nothing"
+"""Why a session is not compared with the others of its group: it is excluded, and would change their rewards."""
 OF_GROUP: Final = "group/"
 """The prefix of what the grading of a whole group left."""
 
@@ -22,7 +27,8 @@ OF_GROUP: Final = "group/"
 def not_graded(trajectory: TrajectoryBuilt) -> str | None:
     """Return why the session is not graded. None: it is to be graded."""
     if END_POLICY[trajectory.termination_reason].grade:
-        return None
+        compared = trajectory.spec.grader.name in GROUP_GRADERS and trajectory.spec.purpose is Purpose.TRAIN
+        return NOTHING_TO_COMPARE if compared and nothing_sampled(trajectory) else None
     return f"{trajectory.termination_reason}: {trajectory.detail}" if trajectory.detail else str(trajectory.termination_reason)
 
 

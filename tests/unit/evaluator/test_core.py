@@ -7,7 +7,8 @@ from evener.evaluator.core import gives_up, not_graded, of_try, score
 from evener.graders.port import Grade, GraderError, GraderRefused
 from evener.proto.codec import decode, encode
 from evener.proto.reasons import END_POLICY, TerminationReason
-from evener.proto.spec import GraderSpec
+from evener.proto.spec import GraderSpec, Purpose
+from evener.proto.trajectories import Accounting
 
 
 @pytest.mark.parametrize("end", list(TerminationReason))
@@ -61,3 +62,12 @@ def test_score_carries_the_trajectory_as_it_was_built() -> None:
     assert event.trajectory is trajectory
     assert (event.reward, event.rewards, event.ungraded) == (0.5, {"reward": 0.5, "style": 1.0}, None)
     assert (event.grader, event.grading_seconds, event.tries, event.scored_at) == ("harbor", 2.0, 2, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("grader", "purpose", "compared"), [("relative_judge", "train", False), ("relative_judge", "eval", True), ("answer", "train", True)]
+)
+def test_session_for_training_that_sampled_nothing_is_not_compared_with_others(grader: str, purpose: Purpose, *, compared: bool) -> None:
+    """It is excluded, and would change the others' rewards. An evaluation counts it."""
+    silent = built(grader=GraderSpec(name=grader), purpose=Purpose(purpose), given={"rows": (), "calls": (), "accounting": Accounting()})
+    assert (not_graded(silent) is None) is compared
