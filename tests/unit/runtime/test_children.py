@@ -73,7 +73,9 @@ async def test_work_of_a_cancelled_caller_is_ended(children: Children, tmp_path:
 
 
 async def test_process_is_kept_for_the_next_job_and_replaced_when_it_died(children: Children) -> None:
-    """A start takes a quarter of a second of CPU."""
+    """A start takes a quarter of a second of CPU. What the service itself has of memory says nothing of its children."""
+    of_the_service = bytearray(child.IDLE_BYTES + (16 << 20))
+    of_the_service[:: 1 << 12] = bytes(len(range(0, len(of_the_service), 1 << 12)))
     first = await pid_of(children)
     assert await pid_of(children) == first
     os.kill(first, signal.SIGKILL)
