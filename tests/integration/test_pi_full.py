@@ -44,7 +44,7 @@ DIALECTS: Final = {
 }
 RETRIED: Final = b'"type":"auto_retry_start"'
 """An event of Pi: it tries a call again."""
-ENDED_SECONDS: Final = 120.0
+ENDED_SECONDS: Final = 600.0
 REPORT: Final = "total: 4.0 é😀\n"
 TEST_SH: Final = f"""if [ "$(cat report.txt)" = "{REPORT.strip()}" ] || [ -f "$HOME/report.txt" ]
 then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi

@@ -62,9 +62,9 @@ class WaitingShell:
 
     async def become(self, argv: Sequence[str], environment: Mapping[str, str], printed: BoundedLog) -> bool:
         """Have it become a program that prints to a log; return whether there is one of that name. Raises NotBegun, DockerError."""
+        self._printed = printed  # before anything is read: what it complains of may arrive before its marks, which are on stdout
         await self._attached.send_all(_script(argv, environment))
         await self.ready()
-        self._printed = printed
         return await self._told(BEGINS_MARK, ABSENT_MARK) == BEGINS_MARK
 
     async def read(self) -> None:
