@@ -16,7 +16,7 @@ from evener.proto.sessions import CallClosed, CallFailed, SessionStarted
 CHAINS: Final[dict[str, Sequence[str]]] = {
     "call": ("kill@gateway.committed#3", "kill@bus.committing.gateway#3"),
     "end": ("kill@gateway.sealed", "kill@reconstructor.sealed_read", "kill@reconstructor.built#2", "kill@evaluator.graded"),
-    "group": ("kill@bridge.in_transaction#2", "kill@bus.committing.bridge", "kill@bridge.merged#3", "kill@scheduler.task_ended"),
+    "group": ("kill@bridge.in_transaction#2", "kill@bus.committing.bridge", "kill@bridge.merged", "kill@scheduler.task_ended"),
     "start": ("kill@scheduler.submitted#2", "kill@scheduler.dispatched", "kill@runner.started#2", "kill@bus.committing.scheduler#4"),
     "recovery": ("kill@gateway.committed#4", "kill@gateway.recovering", "kill@gateway.taken_over#2"),
 }
