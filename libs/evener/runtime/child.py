@@ -55,10 +55,10 @@ def done(name: bytes, seconds: bytes, *given: bytes) -> tuple[bytes, bytes]:
         answer = function_named(name.decode())(*given)
     except BaseException:  # noqa: BLE001 - it is raised by the parent, whatever it is
         return JOB_RAISED, traceback.format_exc().encode(errors="backslashreplace")
-    return (JOB_DONE_LAST if peak_bytes() > IDLE_BYTES else JOB_DONE), answer
+    return (JOB_DONE_LAST if _peak_bytes() > IDLE_BYTES else JOB_DONE), answer
 
 
-def peak_bytes() -> int:
+def _peak_bytes() -> int:
     """Return the most memory that this process has had. `ru_maxrss` would count that of the process that started it, too."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) << 10
